@@ -36,11 +36,11 @@ EXTRAS = {
         "pytest-timeout>=2.3",  # a hung server fails its test, not the run
         "pytest-xdist>=3.6",  # the two cores
         "hypothesis>=6.100",  # property tests
-        "ruff==0.14.0",  # lint and format
-        "mypy==1.18.2",  # types
+        "ruff==0.17.6",  # lint and format
+        "mypy==2.4.1",  # types
         "types-PyYAML",
-        "anthropic>=0.60",  # the official clients, as oracles of the proxy
-        "openai>=1.100",
+        "anthropic>=2",  # the official clients, as oracles of the proxy
+        "openai>=3",
     ],
 }
 

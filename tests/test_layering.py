@@ -88,15 +88,17 @@ def test_cpu_side_never_loads_jax(part: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def libraries_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
 def test_heavy_libraries_are_imported_in_one_file_each() -> None:
     for library in ("docker", "jetstream", "orbax", "gymnasium", "ray", "tensorboardX"):
-        users = [
-            str(path.relative_to(PACKAGE))
-            for path in python_files()
-            if any(
-                (isinstance(n, ast.Import) and any(a.name.split(".")[0] == library for a in n.names))
-                or (isinstance(n, ast.ImportFrom) and (n.module or "").split(".")[0] == library)
-                for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            )
-        ]
+        users = [str(p.relative_to(PACKAGE)) for p in python_files() if library in libraries_of(p)]
         assert len(users) <= 1, f"{library} is imported in {users}"

@@ -24,7 +24,7 @@ class Sampler(Protocol):
     async def sample(
         self, request_id: str, prompt_ids: np.ndarray, params: SamplingParams, stop: Stop
     ) -> Completion:
-        """Raises Overlong, NoWeights, EngineRestarted or Overloaded; finish=abort when cancelled."""
+        """Raises Overlong, NoWeights, EngineRestarted, Overloaded; abort when cancelled."""
         ...
 
     async def score(
@@ -110,7 +110,7 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox must offer. Paths inside are constant so that prompts agree across episodes."""
+    """What a sandbox must offer. Paths inside are constant, so that prompts agree."""
 
     run_id: str
     episode_id: str

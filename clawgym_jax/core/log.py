@@ -45,7 +45,7 @@ class RecordLog:
                 "stop that run or use another --workdir"
             ) from error
         end = _valid_end(self._fd, self.path)
-        os.ftruncate(self._fd, end)
+        self._cut_tail(end)
         os.lseek(self._fd, end, os.SEEK_SET)
         if end == 0:
             _write_all(self._fd, MAGIC)
@@ -66,6 +66,14 @@ class RecordLog:
                 raise
             if self._sync:
                 os.fdatasync(self._fd)
+
+    def _cut_tail(self, end: int) -> None:
+        """Drops what lies behind the last whole record, but keeps its bytes in PATH.torn."""
+        tail = os.pread(self._fd, os.fstat(self._fd).st_size - end, end)
+        if tail:
+            with self.path.with_name(self.path.name + ".torn").open("ab") as file:
+                file.write(tail)
+            os.ftruncate(self._fd, end)
 
     def close(self) -> None:
         with self._lock:

@@ -1,0 +1,1 @@
+"""Parts of `experiments/make_base_model.py`: tokenizer, synthetic text, training, skills."""

@@ -1,0 +1,275 @@
+"""A Qwen3 engine over static slots: prefill into a slot, decode all slots together.
+
+The method names are those of JetStream 0.2.2's Engine (load_params, init_decode_state, prefill,
+insert, generate, max_concurrent_decodes). A slot keeps its keys and values after its request
+ended, so that the next turn of the episode prefills only its new tokens; which slot holds what is
+the driver's business (`slots`). Not here: queues, threads, stop rules.
+
+Invariants: a program's shapes depend on the configuration only; keys and values of a slot below
+its length are those of its tokens under the weights that were given; all sampled tokens, the first
+of a completion included, come out of `generate`.
+Axes: S slots, T window, L layers, b prefill batch, P prefill chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.model.config import Qwen3Config
+from clawgym_jax.model.qwen3 import Qwen3, apply, apply_logits
+from clawgym_jax.serving.sampling import Draw, Knobs, draw
+
+Params = Any
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Static shapes of the engine."""
+
+    slots: int = 32  # requests decoded together
+    window_tok: int = 1024  # T: prompt + completion of a slot
+    prefill_batch: int = 8  # b: prompts prefilled together
+    prefill_chunks: tuple[int, ...] = (32, 128, 512)  # P: suffix lengths that have a program
+    kv_buckets: tuple[int, ...] = ()  # lengths up to which attention reads; () = the window
+
+
+class DecodeState(NamedTuple):
+    """Everything a decode step reads and writes. Slot S is scratch, for padding of prefills."""
+
+    k: jax.Array  # f[L, S + 1, T, KV, hd]
+    v: jax.Array  # f[L, S + 1, T, KV, hd]
+    length: jax.Array  # i32[S], tokens with keys and values
+    last: jax.Array  # i32[S], the token to feed next
+    active: jax.Array  # bool[S]
+    knobs: Knobs  # [S] each
+
+
+class Prefill(NamedTuple):
+    """One padded batch of prompt suffixes. Padding rows use the scratch slot."""
+
+    tokens: np.ndarray  # i32[b, P]
+    slots: np.ndarray  # i32[b], where the result goes
+    sources: np.ndarray  # i32[b], slot whose first `starts` tokens are the prefix
+    starts: np.ndarray  # i32[b], tokens before the suffix
+    targets: np.ndarray  # i32[b, P], token after each (for scoring), 0 where not wanted
+    temperature: np.ndarray  # f32[b], for scoring
+
+
+class Rows(NamedTuple):
+    """New values for the slots in `mask` (insert)."""
+
+    mask: np.ndarray  # bool[S]
+    length: np.ndarray  # i32[S]
+    last: np.ndarray  # i32[S]
+    active: np.ndarray  # bool[S]
+    knobs: Knobs  # numpy [S] each
+
+
+class Engine:
+    """Pure programs over explicit state; holds no request and no weights."""
+
+    def __init__(
+        self, graphdef: nnx.GraphDef[Qwen3], model: Qwen3Config, config: EngineConfig
+    ) -> None:
+        if not config.prefill_chunks or max(config.prefill_chunks) > config.window_tok:
+            raise ConfigError(
+                f"prefill_chunks {config.prefill_chunks} must be non-empty and at most "
+                f"window_tok={config.window_tok}"
+            )
+        self.model = model
+        self.config = config
+        self.kv_buckets = tuple(sorted({*config.kv_buckets, config.window_tok}))
+        self._prefill = jax.jit(
+            functools.partial(_prefill, graphdef), donate_argnums=(1,), static_argnums=(3, 4)
+        )
+        self._generate = jax.jit(
+            functools.partial(_generate, graphdef), donate_argnums=(1,), static_argnums=(2,)
+        )
+        self._insert = jax.jit(_insert, donate_argnums=(0,))
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        return self.config.slots
+
+    @property
+    def max_prefill_length(self) -> int:
+        return self.config.window_tok - 1
+
+    def load_params(self, params: Params) -> Params:
+        """The parameters in the layout that the programs expect (a copy of the trainer's)."""
+        return jax.tree.map(jnp.copy, params)
+
+    def init_decode_state(self) -> DecodeState:
+        """Empty slots."""
+        c, m, s = self.config, self.model, self.config.slots
+        shape = (m.num_layers, s + 1, c.window_tok, m.num_kv_heads, m.head_dim)
+        zeros = functools.partial(jnp.zeros, (s,))
+        knobs = Knobs(
+            temperature=jnp.ones((s,), jnp.float32),
+            top_p=jnp.ones((s,), jnp.float32),
+            top_k=zeros(jnp.int32),
+            min_p=zeros(jnp.float32),
+            seed=zeros(jnp.uint32),
+            step=zeros(jnp.int32),
+        )
+        return DecodeState(
+            k=jnp.zeros(shape, m.dtype),
+            v=jnp.zeros(shape, m.dtype),
+            length=zeros(jnp.int32),
+            last=zeros(jnp.int32),
+            active=zeros(jnp.bool_),
+            knobs=knobs,
+        )
+
+    def chunk_for(self, suffix_tok: int) -> int:
+        """The smallest prefill program that holds the suffix, else the largest."""
+        fitting = [p for p in self.config.prefill_chunks if p >= suffix_tok]
+        return min(fitting, default=max(self.config.prefill_chunks))
+
+    def bucket_for(self, length_tok: int) -> int:
+        """The smallest attention length that covers `length_tok`."""
+        return min(bucket for bucket in self.kv_buckets if bucket >= length_tok)
+
+    def prefill(
+        self, params: Params, state: DecodeState, batch: Prefill, score: bool = False
+    ) -> tuple[DecodeState, tuple[jax.Array, jax.Array] | None]:
+        """Writes keys and values of the suffixes into their slots.
+
+        With `score`: also the log-probs f32[b, P] of `targets`, at the temperature and at 1.
+        """
+        reach = int(np.max(batch.starts)) + batch.tokens.shape[1]
+        bucket = self.bucket_for(min(reach, self.config.window_tok))
+        return self._prefill(params, state, batch, bucket, score)  # type: ignore[no-any-return]
+
+    def insert(self, state: DecodeState, rows: Rows) -> DecodeState:
+        """Starts (or stops) decoding in the slots of `rows.mask`."""
+        return self._insert(state, rows)  # type: ignore[no-any-return]
+
+    def generate(
+        self, params: Params, state: DecodeState, longest_tok: int
+    ) -> tuple[DecodeState, Draw]:
+        """One token for every slot; inactive slots yield noise that nobody reads.
+
+        longest_tok: the largest length of an active slot, to choose the attention bucket.
+        """
+        bucket = self.bucket_for(min(longest_tok + 1, self.config.window_tok))
+        return self._generate(params, state, bucket)  # type: ignore[no-any-return]
+
+
+def _insert(state: DecodeState, rows: Rows) -> DecodeState:
+    def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(rows.mask, new, old)
+
+    return state._replace(
+        length=pick(rows.length, state.length),
+        last=pick(rows.last, state.last),
+        active=pick(rows.active, state.active),
+        knobs=jax.tree.map(pick, rows.knobs, state.knobs),
+    )
+
+
+def _generate(
+    graphdef: nnx.GraphDef[Qwen3], params: Params, state: DecodeState, bucket: int
+) -> tuple[DecodeState, Draw]:
+    slots = state.length.shape[0]
+    position = jnp.minimum(state.length, state.k.shape[2] - 1)
+    mask = jnp.arange(bucket)[None, :] < position[:, None]  # bool[S, T']
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        return _attend_step(q, k, v, cache[0], cache[1], mask), (k[:, 0], v[:, 0])
+
+    cache = (state.k[:, :slots, :bucket], state.v[:, :slots, :bucket])
+    out = apply(graphdef, params, state.last[:, None], position[:, None], attend, cache)
+    drawn = draw(apply_logits(graphdef, params, out.hidden[:, 0]), state.knobs)
+    new_k, new_v = out.cache  # f[L, S, KV, hd]
+    rows = jnp.arange(slots)
+    step = state.active.astype(jnp.int32)
+    return (
+        state._replace(
+            k=state.k.at[:, rows, position].set(new_k),
+            v=state.v.at[:, rows, position].set(new_v),
+            length=state.length + step,
+            last=jnp.where(state.active, drawn.ids, state.last),
+            knobs=state.knobs._replace(step=state.knobs.step + step),
+        ),
+        drawn,
+    )
+
+
+def _attend_step(
+    q: jax.Array, k: jax.Array, v: jax.Array, past_k: jax.Array, past_v: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """One query per slot over its past and itself. q f[S,1,H,hd], past f[S,T,KV,hd]."""
+    slots, _, heads, width = q.shape
+    kv = k.shape[2]
+    grouped = q.reshape(slots, kv, heads // kv, width)
+    scale = 1.0 / math.sqrt(width)
+    past = jnp.einsum("skgd,stkd->skgt", grouped, past_k, preferred_element_type=jnp.float32)
+    own = jnp.einsum("skgd,skd->skg", grouped, k[:, 0], preferred_element_type=jnp.float32)
+    past = jnp.where(mask[:, None, None], past * scale, -jnp.inf)
+    own = own[..., None] * scale
+    peak = jnp.maximum(jnp.max(past, axis=-1, keepdims=True), own)
+    past, own = jnp.exp(past - peak), jnp.exp(own - peak)
+    total = jnp.sum(past, axis=-1, keepdims=True) + own
+    out = jnp.einsum("skgt,stkd->skgd", (past / total).astype(v.dtype), past_v)
+    out = out + (own / total).astype(v.dtype) * v[:, 0, :, None]
+    return out.reshape(q.shape)
+
+
+def _prefill(
+    graphdef: nnx.GraphDef[Qwen3],
+    params: Params,
+    state: DecodeState,
+    batch: Prefill,
+    bucket: int,
+    score: bool,
+) -> tuple[DecodeState, tuple[jax.Array, jax.Array] | None]:
+    size = batch.tokens.shape[1]
+    position = batch.starts[:, None] + jnp.arange(size)[None, :]  # i32[b, P]
+    position = jnp.minimum(position, state.k.shape[2] - 1)
+    mask = jnp.arange(bucket)[None, None, :] <= position[:, :, None]  # bool[b, P, T']
+    rows = jnp.arange(batch.tokens.shape[0])[:, None]
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        past_k = cache[0].at[rows, position].set(k, mode="drop")
+        past_v = cache[1].at[rows, position].set(v, mode="drop")
+        return _attend_chunk(q, past_k, past_v, mask), (past_k, past_v)
+
+    cache = (state.k[:, batch.sources, :bucket], state.v[:, batch.sources, :bucket])
+    out = apply(graphdef, params, jnp.asarray(batch.tokens), position, attend, cache)
+    new_k, new_v = out.cache
+    state = state._replace(
+        k=state.k.at[:, batch.slots, :bucket].set(new_k),
+        v=state.v.at[:, batch.slots, :bucket].set(new_v),
+    )
+    if not score:
+        return state, None
+    logits = apply_logits(graphdef, params, out.hidden).astype(jnp.float32)
+    temperature = jnp.where(batch.temperature <= 0, 1.0, batch.temperature)[:, None, None]
+    return state, (_pick(logits / temperature, batch.targets), _pick(logits, batch.targets))
+
+
+def _attend_chunk(q: jax.Array, past_k: jax.Array, past_v: jax.Array, mask: jax.Array) -> jax.Array:
+    """P queries per row over the past that includes them. q f[b,P,H,hd], past f[b,T,KV,hd]."""
+    batch, size, heads, width = q.shape
+    kv = past_k.shape[2]
+    grouped = q.reshape(batch, size, kv, heads // kv, width)
+    scores = jnp.einsum("bpkgd,btkd->bkgpt", grouped, past_k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores / math.sqrt(width), -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(past_v.dtype)
+    return jnp.einsum("bkgpt,btkd->bpkgd", weights, past_v).reshape(q.shape)
+
+
+def _pick(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """log softmax(logits)[target]: f32[b, P]"""
+    chosen = jnp.take_along_axis(logits, jnp.asarray(targets)[..., None], axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)

@@ -1,0 +1,1 @@
+"""Programs that run beside or inside sandboxes. Standard library only; never imported by us."""

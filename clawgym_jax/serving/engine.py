@@ -29,6 +29,7 @@ from clawgym_jax.model.qwen3 import Qwen3, apply, apply_logits
 from clawgym_jax.serving.sampling import Draw, Knobs, draw
 
 Params = Any
+Array = Any  # numpy on the way in, traced inside a program
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,21 @@ class DecodeState(NamedTuple):
 class Prefill(NamedTuple):
     """One padded batch of prompt suffixes. Padding rows use the scratch slot."""
 
-    tokens: np.ndarray  # i32[b, P]
-    slots: np.ndarray  # i32[b], where the result goes
-    sources: np.ndarray  # i32[b], slot whose first `starts` tokens are the prefix
-    starts: np.ndarray  # i32[b], tokens before the suffix
-    targets: np.ndarray  # i32[b, P], token after each (for scoring), 0 where not wanted
-    temperature: np.ndarray  # f32[b], for scoring
+    tokens: Array  # i32[b, P]
+    slots: Array  # i32[b], where the result goes
+    sources: Array  # i32[b], slot whose first `starts` tokens are the prefix
+    starts: Array  # i32[b], tokens before the suffix
+    targets: Array  # i32[b, P], token after each (for scoring), 0 where not wanted
+    temperature: Array  # f32[b], for scoring
 
 
 class Rows(NamedTuple):
     """New values for the slots in `mask` (insert)."""
 
-    mask: np.ndarray  # bool[S]
-    length: np.ndarray  # i32[S]
-    last: np.ndarray  # i32[S]
-    active: np.ndarray  # bool[S]
+    mask: Array  # bool[S]
+    length: Array  # i32[S]
+    last: Array  # i32[S]
+    active: Array  # bool[S]
     knobs: Knobs  # numpy [S] each
 
 
@@ -166,7 +167,7 @@ class Engine:
 
 
 def _insert(state: DecodeState, rows: Rows) -> DecodeState:
-    def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+    def pick(new: Array, old: jax.Array) -> jax.Array:
         return jnp.where(rows.mask, new, old)
 
     return state._replace(

@@ -7,10 +7,12 @@ Invariant: the draw of a slot depends on its own logits, seed and step only, not
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+Array = Any  # numpy on the way in, traced inside a program
 
 
 class Draw(NamedTuple):
@@ -22,12 +24,12 @@ class Draw(NamedTuple):
 class Knobs(NamedTuple):
     """Sampling parameters per slot. Off: top_p 1, top_k 0, min_p 0."""
 
-    temperature: jax.Array  # f32[S]
-    top_p: jax.Array  # f32[S]
-    top_k: jax.Array  # i32[S]
-    min_p: jax.Array  # f32[S]
-    seed: jax.Array  # u32[S]
-    step: jax.Array  # i32[S], index of the token within its completion
+    temperature: Array  # f32[S]
+    top_p: Array  # f32[S]
+    top_k: Array  # i32[S]
+    min_p: Array  # f32[S]
+    seed: Array  # u32[S]
+    step: Array  # i32[S], index of the token within its completion
 
 
 def draw(logits: jax.Array, knobs: Knobs) -> Draw:

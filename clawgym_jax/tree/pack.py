@@ -74,6 +74,29 @@ def pack(selections: Sequence[Selection], config: PackConfig) -> PackedRows:
     return _to_arrays(rows, pieces, config)
 
 
+def concatenate(parts: Sequence[PackedRows]) -> PackedRows:
+    """Rows of several packs below each other; rollouts and calls are renumbered in order."""
+    rollouts = np.cumsum([0, *(int(p.rollout.max(initial=-1)) + 1 for p in parts)])
+    calls = np.cumsum([0, *(len(p.calls) for p in parts)])
+
+    def stack(name: str, shift: np.ndarray | None = None) -> np.ndarray:
+        arrays = [getattr(p, name) for p in parts]
+        if shift is not None:
+            arrays = [np.where(a < 0, a, a + s) for a, s in zip(arrays, shift[:-1], strict=True)]
+        return np.concatenate(arrays)
+
+    return PackedRows(
+        *(stack(name) for name in ("tokens", "position", "end", "target", "pred", "mask")),
+        rollout=stack("rollout", rollouts),
+        call=stack("call", calls),
+        offset=stack("offset"),
+        calls=tuple(call for p in parts for call in p.calls),
+        unique_tok=sum(p.unique_tok for p in parts),
+        repeated_tok=sum(p.repeated_tok for p in parts),
+        linear_tok=sum(p.linear_tok for p in parts),
+    )
+
+
 def _pieces(number: int, selection: Selection, config: PackConfig) -> list[_Piece]:
     """The rollout whole if it fits a row, else cut between calls in depth-first order."""
     calls = [selection.tree.calls[i] for i in _depth_first_calls(selection)]

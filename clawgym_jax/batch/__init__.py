@@ -1,0 +1,1 @@
+"""Layer 2: episodes become the arrays that one training step reads."""

@@ -1,0 +1,252 @@
+"""Anthropic Messages: wire form in and out.
+
+Not here: HTTP, prompts, sampling. `cache_control`, ids of messages and signatures of reasoning
+mean nothing to the model and are left out. Source: the public Messages API (version 2023-06-01).
+Invariant: a streamed message accumulates to exactly the message that is not streamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from clawgym_jax.proxy.faults import FaultKind, PromptOverflow, RequestFault, invalid
+from clawgym_jax.proxy.protocol import dump
+from clawgym_jax.proxy.turns import Answer, Request, ToolCall, Turn
+from clawgym_jax.proxy.wire_text import (
+    block_text,
+    flat_text,
+    limit_of,
+    require,
+    require_turns,
+    sampling_asked,
+    strings_of,
+    without_billing,
+)
+
+_ERROR_TYPES = {
+    FaultKind.INVALID: "invalid_request_error",
+    FaultKind.OVERFLOW: "invalid_request_error",
+    FaultKind.AUTH: "authentication_error",
+    FaultKind.NOT_FOUND: "not_found_error",
+    FaultKind.TOO_LARGE: "request_too_large",
+    FaultKind.INTERNAL: "api_error",
+    FaultKind.OVERLOADED: "overloaded_error",
+}
+_STOP_REASONS = {
+    "stop": "end_turn",
+    "tool": "tool_use",
+    "length": "max_tokens",
+    "stop_string": "stop_sequence",
+}
+
+
+class AnthropicMessages:
+    """POST /v1/messages."""
+
+    name = "anthropic"
+    keepalive = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    # ---- in -----------------------------------------------------------------------------------
+
+    def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Request:
+        turns: list[Turn] = []
+        system = _system_text(body.get("system"))
+        if system:
+            turns.append(Turn("system", system))
+        for message in require(body, "messages", list, "a list of messages"):
+            turns += _turns_of(message)
+        thinking = body.get("thinking")
+        return Request(
+            protocol=self.name,
+            model=str(body.get("model", "")),
+            turns=require_turns(turns),
+            tools=tuple(_tool(tool) for tool in body.get("tools") or ()),
+            max_tok=limit_of(body, "max_tokens"),
+            stop_strings=strings_of(body.get("stop_sequences"), "stop_sequences"),
+            stream=bool(body.get("stream")),
+            include_usage=True,
+            show_thinking=isinstance(thinking, Mapping) and thinking.get("type") != "disabled",
+            requested=sampling_asked(body),
+            headers=headers,
+        )
+
+    # ---- out ----------------------------------------------------------------------------------
+
+    def message(self, request: Request, answer: Answer) -> dict[str, Any]:
+        return {
+            **_shell(request, answer.call_id),
+            "content": _blocks(request, answer),
+            "stop_reason": _STOP_REASONS[answer.finish],
+            "stop_sequence": answer.stop_string if answer.finish == "stop_string" else None,
+            "usage": _usage(answer.prompt_tok, answer.completion_tok),
+        }
+
+    def stream_start(self, request: Request, call_id: str, prompt_tok: int) -> bytes:
+        message = {
+            **_shell(request, call_id),
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(prompt_tok, 0),
+        }
+        return _event("message_start", message=message) + self.keepalive
+
+    def stream_events(self, request: Request, answer: Answer) -> Iterator[bytes]:
+        for index, block in enumerate(_blocks(request, answer)):
+            start, deltas = _as_deltas(block)
+            yield _event("content_block_start", index=index, content_block=start)
+            for delta in deltas:
+                yield _event("content_block_delta", index=index, delta=delta)
+            yield _event("content_block_stop", index=index)
+        message = self.message(request, answer)
+        ending = {key: message[key] for key in ("stop_reason", "stop_sequence")}
+        yield _event("message_delta", delta=ending, usage=message["usage"])
+        yield _event("message_stop")
+
+    def stream_error(self, fault: RequestFault) -> bytes:
+        return b"event: error\ndata: " + dump(self.error(fault)) + b"\n\n"
+
+    def error(self, fault: RequestFault) -> dict[str, Any]:
+        message = fault.message
+        if isinstance(fault, PromptOverflow):
+            message = f"prompt is too long: {fault.prompt_tok} tokens > {fault.window_tok} maximum"
+        return {"type": "error", "error": {"type": _ERROR_TYPES[fault.kind], "message": message}}
+
+
+def _system_text(system: Any) -> str:
+    if system is None or isinstance(system, str):
+        return without_billing([system or ""])
+    if not isinstance(system, list):
+        raise invalid('"system" to be a string or a list of text blocks', system)
+    return without_billing([block_text(block) for block in system])
+
+
+def _turns_of(message: Any) -> list[Turn]:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if role not in ("user", "assistant", "system", "developer"):
+        raise invalid('a message with role "user", "assistant" or "system"', message)
+    content = message.get("content")
+    if role == "assistant":
+        return [_assistant(content)]
+    if role in ("system", "developer"):
+        return [Turn("system", flat_text(content))]
+    if isinstance(content, str):
+        return [Turn("user", content)]
+    return _user(require(message, "content", list, "a string or a list of blocks"))
+
+
+def _user(blocks: list[Any]) -> list[Turn]:
+    """Tool results are turns of their own; texts between them are joined."""
+    turns: list[Turn] = []
+    texts: list[str] = []
+    for block in blocks:
+        if isinstance(block, Mapping) and block.get("type") == "tool_result":
+            if texts:
+                turns.append(Turn("user", "\n".join(texts)))
+                texts = []
+            tool_use_id = str(block.get("tool_use_id", ""))
+            turns.append(Turn("tool", _result(block.get("content")), tool_call_id=tool_use_id))
+        else:
+            texts.append(block_text(block))
+    if texts or not turns:
+        turns.append(Turn("user", "\n".join(texts)))
+    return turns
+
+
+def _result(content: Any) -> str:
+    """Text of a tool result; Claude Code's tool references are names."""
+    if not isinstance(content, list):
+        return flat_text(content)
+    texts = []
+    for block in content:
+        if isinstance(block, Mapping) and block.get("type") == "tool_reference":
+            texts.append(str(block.get("tool_name", "")))
+        else:
+            texts.append(block_text(block))
+    return "\n".join(texts)
+
+
+def _assistant(content: Any) -> Turn:
+    if isinstance(content, str):
+        return Turn("assistant", content)
+    if not isinstance(content, list):
+        raise invalid("assistant content as a string or a list of blocks", content)
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for block in content:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind == "tool_use":
+            arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
+            calls.append(ToolCall(str(block.get("id", "")), str(block.get("name", "")), arguments))
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking", "")))
+        elif kind != "redacted_thinking":
+            texts.append(block_text(block))
+    return Turn("assistant", "\n".join(texts), tuple(calls), "", "\n".join(thoughts))
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+        raise invalid("a tool with a name and an input_schema", tool)
+    function: dict[str, Any] = {"name": tool["name"]}
+    if tool.get("description"):
+        function["description"] = tool["description"]
+    function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def _shell(request: Request, call_id: str) -> dict[str, Any]:
+    return {
+        "id": "msg" + _digest(call_id),
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+    }
+
+
+def _blocks(request: Request, answer: Answer) -> list[dict[str, Any]]:
+    turn = answer.turn
+    blocks: list[dict[str, Any]] = []
+    if turn.thinking and request.show_thinking:
+        signature = "sig" + _digest(answer.call_id + "/thinking")
+        blocks.append({"type": "thinking", "thinking": turn.thinking, "signature": signature})
+    if turn.text:
+        blocks.append({"type": "text", "text": turn.text})
+    for call in turn.calls:
+        arguments = json.loads(call.arguments)
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+    return blocks
+
+
+def _as_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A block as its empty start and the deltas that fill it."""
+    if block["type"] == "text":
+        return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+    if block["type"] == "tool_use":
+        partial = json.dumps(block["input"], ensure_ascii=False)
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": partial}]
+    return {**block, "thinking": "", "signature": ""}, [
+        {"type": "thinking_delta", "thinking": block["thinking"]},
+        {"type": "signature_delta", "signature": block["signature"]},
+    ]
+
+
+def _usage(prompt_tok: int, completion_tok: int) -> dict[str, int]:
+    return {
+        "input_tokens": prompt_tok,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": completion_tok,
+    }
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + dump({"type": kind, **fields}) + b"\n\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

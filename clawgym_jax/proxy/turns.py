@@ -1,0 +1,84 @@
+"""The protocol-neutral form of a request and of an answer.
+
+Each protocol file parses its wire form into a `Request` and writes an `Answer` back. Nothing here
+knows a wire form, tokens or sessions.
+Invariant: every text that the wire form carries for the model is in some field of some turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+TurnRole = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool, as an assistant turn carries it."""
+
+    id: str
+    name: str
+    arguments: str  # JSON text of an object; any text where the harness re-presents a broken call
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message. List contents are flattened to text; the developer role is system."""
+
+    role: TurnRole
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""  # of a tool result
+    thinking: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a harness asks for, whatever protocol it asked in."""
+
+    protocol: str
+    model: str
+    turns: tuple[Turn, ...]
+    tools: tuple[Mapping[str, Any], ...]  # {"type": "function", "function": {name, ...}}
+    max_tok: int | None  # as asked
+    stop_strings: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False  # in the stream; Anthropic always does
+    show_thinking: bool = True
+    requested: Mapping[str, Any] = field(default_factory=dict)  # sampling fields as asked
+    headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names
+
+    @property
+    def is_retry(self) -> bool:
+        """The client library says that it sends the same request again."""
+        return self.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+
+    @property
+    def system(self) -> str:
+        return "\n".join(turn.text for turn in self.turns if turn.role == "system")
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        return tuple(str(tool["function"]["name"]) for tool in self.tools)
+
+    def user_text(self, last: bool) -> str:
+        """Text of the first (or last) user turn; empty where there is none."""
+        texts = [turn.text for turn in self.turns if turn.role == "user"]
+        return texts[-1 if last else 0] if texts else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the harness gets to see of one recorded call."""
+
+    call_id: str
+    turn: Turn
+    finish: Literal["stop", "tool", "length", "stop_string"]
+    stop_string: str | None
+    prompt_tok: int
+    completion_tok: int
+    cached_tok: int
+    malformed_calls: int = 0
+    created_s: int = 0

@@ -8,7 +8,8 @@ signal n killed it). Without ARGV it serves until it is killed. Bytes are passed
 Invariant: what waits in memory is bounded: a side that does not read is not read for.
 """
 
-import _signal  # signal and socket themselves pull in enum: 5 ms of every episode
+# signal and socket themselves pull in enum: 5 ms of every episode.
+import _signal  # type: ignore[import-not-found]
 import _socket
 import os
 import select

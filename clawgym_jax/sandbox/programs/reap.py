@@ -9,7 +9,7 @@ Not a security boundary: a program of the same user can kill its reaper.
 Invariant: when this program exits by itself, none of its descendants is alive.
 """
 
-import _signal  # signal itself pulls in enum: 3 ms of every episode
+import _signal  # type: ignore[import-not-found]  # signal pulls in enum: 3 ms of every episode
 import ctypes
 import os
 import select
@@ -61,7 +61,7 @@ def wait_for(pid: int, control: int) -> int:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             return code if code >= 0 else 128 - code
         if control in ready:
-            return 128 + _signal.SIGKILL
+            return 128 + int(_signal.SIGKILL)
 
 
 def main() -> int:

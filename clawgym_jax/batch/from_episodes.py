@@ -107,7 +107,7 @@ def _deal(
         if not reason:
             members.setdefault(episodes[i].record.group_id, []).append(i)
     order = list(members.values())
-    np.random.default_rng(seed).shuffle(order)  # type: ignore[arg-type]
+    np.random.default_rng(seed).shuffle(order)
     parts: list[list[int]] = [[] for _ in range(max(1, min(minibatches, len(order))))]
     for group in order:
         min(parts, key=len).extend(group)

@@ -86,7 +86,12 @@ def concatenate(parts: Sequence[PackedRows]) -> PackedRows:
         return np.concatenate(arrays)
 
     return PackedRows(
-        *(stack(name) for name in ("tokens", "position", "end", "target", "pred", "mask")),
+        tokens=stack("tokens"),
+        position=stack("position"),
+        end=stack("end"),
+        target=stack("target"),
+        pred=stack("pred"),
+        mask=stack("mask"),
         rollout=stack("rollout", rollouts),
         call=stack("call", calls),
         offset=stack("offset"),

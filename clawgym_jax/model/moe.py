@@ -4,10 +4,10 @@
 a capacity limit would make one token's output depend on its neighbours and break the equality
 of tree and path training.
 
-`experts` has three implementations that agree to rounding and are chosen by static shape:
+`experts` has three implementations that agree to rounding; `choose` picks by static shape:
   every   all experts on all tokens, then a weighted sum: the slow, obvious twin
   gather  the k experts' matrices gathered per token: few operations, for decoding
-  sorted  tokens sorted by expert and multiplied group by group (`gmm`): the general one
+  sorted  tokens sorted by expert and multiplied group by group (`grouped.gmm`)
 
 Not here: load-balancing losses (they take router logits) and expert parallelism.
 """
@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from clawgym_jax.model import grouped
 
 Implementation = Literal["every", "gather", "sorted"]
 
@@ -34,11 +36,24 @@ def route(
     normalise: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Gate weights f32[T, K] and expert ids i32[T, K], largest first."""
-    probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    probabilities = jax.nn.softmax(logits, axis=-1)
     weights, chosen = jax.lax.top_k(probabilities, top_k)
     if normalise:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     return weights, chosen
+
+
+def gate_weights(
+    logits: jax.Array,  # f32[T, E]
+    chosen: jax.Array,  # i32[T, K], recorded ids
+    normalise: bool,
+) -> jax.Array:
+    """f32[T, K]: what `route` gives for these experts, were they the top ones (replay)."""
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    weights = jnp.take_along_axis(probabilities, chosen, axis=-1)
+    if normalise:
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    return weights
 
 
 def experts(
@@ -51,19 +66,46 @@ def experts(
     """f[T, D]: the gate-weighted sum of the chosen experts' SwiGLU outputs."""
     if implementation is None:
         implementation = choose(x.shape[0], params.gate.shape[0], chosen.shape[1])
-    if implementation == "every":
-        return _every(x, params, weights, chosen)
-    return _every(x, params, weights, chosen)
+    functions = {"every": _every, "gather": _gather, "sorted": _sorted}
+    if implementation not in functions:
+        raise ValueError(
+            f"implementation: expected one of {sorted(functions)}, got {implementation!r}"
+        )
+    return functions[implementation](x, params, weights.astype(x.dtype), chosen)
 
 
 def choose(num_tokens: int, num_experts: int, top_k: int) -> Implementation:
-    return "every"
+    """The fastest implementation for a shape: `gather` reads least for few tokens; beyond
+    that the one that multiplies fewer rows (measured: the two cross where this says)."""
+    if num_tokens * top_k <= num_experts:
+        return "gather"
+    sorted_rows = num_tokens * top_k + num_experts * grouped.BLOCK
+    return "every" if num_tokens * num_experts <= sorted_rows else "sorted"
 
 
 def _every(x: jax.Array, params: Experts, weights: jax.Array, chosen: jax.Array) -> jax.Array:
     count = params.gate.shape[0]
-    gates = jnp.einsum("tk,tke->te", weights, jax.nn.one_hot(chosen, count, dtype=weights.dtype))
+    gates = jnp.einsum("tk,tke->te", weights, jax.nn.one_hot(chosen, count, dtype=x.dtype))
     hidden = jax.nn.silu(jnp.einsum("td,edf->tef", x, params.gate))
-    hidden = hidden * jnp.einsum("td,edf->tef", x, params.up)
-    hidden = hidden * gates[:, :, None].astype(x.dtype)
+    hidden = hidden * jnp.einsum("td,edf->tef", x, params.up) * gates[:, :, None]
     return jnp.einsum("tef,efd->td", hidden, params.down)
+
+
+def _gather(x: jax.Array, params: Experts, weights: jax.Array, chosen: jax.Array) -> jax.Array:
+    gate, up, down = (w[chosen] for w in params)  # f[T, K, ...]
+    hidden = jax.nn.silu(jnp.einsum("td,tkdf->tkf", x, gate))
+    hidden = hidden * jnp.einsum("td,tkdf->tkf", x, up) * weights[:, :, None]
+    return jnp.einsum("tkf,tkfd->td", hidden, down)
+
+
+def _sorted(x: jax.Array, params: Experts, weights: jax.Array, chosen: jax.Array) -> jax.Array:
+    tokens, top_k = chosen.shape
+    flat = chosen.reshape(-1)  # i32[T * K]
+    order = jnp.argsort(flat, stable=True)
+    sizes = jnp.bincount(flat, length=params.gate.shape[0]).astype(jnp.int32)
+    taken = x[order // top_k]  # f[T * K, D], rows of one expert together
+    hidden = jax.nn.silu(grouped.gmm(taken, params.gate, sizes))
+    hidden = hidden * grouped.gmm(taken, params.up, sizes)
+    out = grouped.gmm(hidden, params.down, sizes)
+    back = out[jnp.argsort(order)].reshape(tokens, top_k, -1)  # undo the sort
+    return jnp.einsum("tkd,tk->td", back, weights)

@@ -1,0 +1,396 @@
+"""Sandboxes as Docker containers: no network, no privileges, limits on the whole sandbox.
+
+One container per sandbox. Its main process (uid 65534) only keeps it alive or forwards
+127.0.0.1:PORT to the proxy's mounted socket; programs are exec'd as another user, so that one
+`kill -9 -1` as that user ends all of them and nothing else. The only file that imports the SDK,
+which blocks: its calls run in threads of the factory's own pool.
+Not here: images (`recipes.py`, `images.py`) and the engine (`engine.py`).
+Invariant: every container carries its owner's label from its creation on, so that whatever
+happens between two calls, `close`, a cancelled `create` or a later `sweep` removes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types import LogConfig, Mount, Ulimit
+
+from clawgym_jax.core.errors import SandboxError
+from clawgym_jax.core.interfaces import ExecResult, SandboxSpec
+from clawgym_jax.sandbox import engine, recipes
+from clawgym_jax.sandbox.child import KILLED, uncancelled
+from clawgym_jax.sandbox.folders import Folder, Owner, RunFolder
+from clawgym_jax.sandbox.local import OUTPUT_LIMIT_BYTES, PROGRAMS, socket_in
+
+T = TypeVar("T")
+
+HOME = "/home/agent"
+HOSTNAME = "sandbox"
+PORT = 8080  # on the container's own loopback
+SOCKET_DIR = "/run/proxy"
+PROGRAMS_DIR = "/run/clawgym"
+KEEPER_UID = 65534
+TMP_BYTES = 256 << 20
+GRACE_S = 5  # how much later than ours the container's own timeout strikes
+LABEL = "clawgym"
+# Ends with the program, then takes with it whatever the program left behind.
+WRAPPER = '/usr/bin/timeout -k 2 "$0" "$@"; code=$?; kill -9 -1; exit $code'
+IMAGE_VARIABLES = ("PATH", "HOME", "HOSTNAME", "PWD")  # what an exec has besides what it is given
+KILL_EVERY_S = 0.5
+
+
+def connect(address: str | None = None) -> Any:
+    """A client of the engine at `address`, or of the one that `engine.find` finds."""
+    address = address or engine.find()
+    if address is None:
+        raise SandboxError(
+            "no Docker engine answers: start Docker, set DOCKER_HOST, or as root run "
+            "`python -m clawgym_jax.sandbox.engine start`"
+        )
+    try:
+        client = docker.DockerClient(base_url=address, timeout=120, max_pool_size=256)
+        client.ping()
+    except (DockerException, requests.RequestException) as error:
+        raise SandboxError(f"the Docker engine at {address} does not answer: {error}") from error
+    return client
+
+
+def host_label() -> str:
+    """This machine, as labels name it: engines may serve several."""
+    try:
+        return Path("/etc/machine-id").read_text().strip() or socket.gethostname()
+    except OSError:
+        return socket.gethostname()
+
+
+class DockerSandbox:
+    """One container. Runs take turns: the end of one ends every process of its user."""
+
+    def __init__(self, factory: DockerSandboxes, spec: SandboxSpec, folder: Folder) -> None:
+        self.workspace = spec.mount
+        self.home = HOME
+        self.workspace_host = folder.work
+        self.home_host = folder.home
+        self.base_url = f"http://127.0.0.1:{PORT}" if spec.endpoint_socket else ""
+        self.container: Any = None
+        self._factory = factory
+        self._folder = folder
+        self._turn = asyncio.Lock()
+        self._closing = asyncio.Event()
+        self._close_lock = asyncio.Lock()
+        self._removed = False
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        timeout_s: float,
+        cwd: str | None = None,
+        stop: asyncio.Event | None = None,
+    ) -> ExecResult:
+        async with self._turn:
+            if self._closing.is_set():
+                raise SandboxError(f"the sandbox {self.container.name} is closed: make another")
+            stops = [self._closing] if stop is None else [self._closing, stop]
+            return await self._run(argv, env, timeout_s, cwd or self.workspace, stops)
+
+    async def _run(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        timeout_s: float,
+        cwd: str,
+        stops: Sequence[asyncio.Event],
+    ) -> ExecResult:
+        started_s = time.monotonic()
+        execution = _Execution(
+            self._factory.client.api,
+            self.container.id,
+            _wrapped(argv, env, timeout_s),
+            env,
+            cwd,
+            self._factory.uid,
+            self._factory.output_limit_bytes,
+        )
+        await self._factory.call(self._hand_over)
+        running = asyncio.ensure_future(self._factory.call(execution.run))
+        waits = [asyncio.ensure_future(event.wait()) for event in stops]
+        try:
+            await asyncio.wait(
+                [running, *waits], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for wait in waits:
+                wait.cancel()
+            ended = running.done()
+            await uncancelled(self._finish(running, execution))
+        code = running.result()
+        return ExecResult(
+            returncode=code if ended else KILLED,
+            stdout=execution.stdout(),
+            stderr=execution.stderr(),
+            timed_out=not ended and not any(stop.is_set() for stop in stops),
+            seconds=time.monotonic() - started_s,
+        )
+
+    async def _finish(self, running: asyncio.Future[int], execution: _Execution) -> None:
+        """Leaves no process; a program may be killed before it has started, so keep killing."""
+        if running.done() and execution.code == KILLED:  # perhaps the wrapper itself was killed
+            await self._factory.call(self._kill)
+        while not running.done():
+            await self._factory.call(self._kill)
+            await asyncio.wait([running], timeout=KILL_EVERY_S)
+
+    def _hand_over(self) -> None:
+        """Gives what was put into the folders from outside to the user inside."""
+        if os.getuid() != 0:
+            return
+        uid = self._factory.uid
+        for root in (self.workspace_host, self.home_host):
+            os.chown(root, uid, uid)
+            for folder, folders, files in os.walk(root):
+                for name in (*folders, *files):
+                    os.chown(os.path.join(folder, name), uid, uid, follow_symlinks=False)
+
+    def _kill(self) -> None:
+        """Kills every process of the programs' user."""
+        api = self._factory.client.api
+        user = f"{self._factory.uid}:{self._factory.uid}"
+        kill = ["/bin/sh", "-c", "kill -9 -1"]
+        with contextlib.suppress(APIError, NotFound):
+            found = api.exec_create(self.container.id, kill, user=user)
+            api.exec_start(found["Id"])
+
+    async def close(self) -> None:
+        self._closing.set()
+        async with self._close_lock:
+            async with self._turn:
+                pass  # the running program, if any, has been killed
+            if not self._removed:
+                if self.container is not None:
+                    await self._factory.call(lambda: _remove(self.container))
+                await self._factory.folders.remove(self._folder)
+                self._removed = True
+
+
+class DockerSandboxes:
+    """Makes containers on one engine. `images` must have been built (`launch/images.py`)."""
+
+    kind = "docker"
+
+    def __init__(
+        self,
+        base: Path | None = None,
+        output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
+        address: str | None = None,
+        max_threads: int = 256,
+    ) -> None:
+        self.client = connect(address)
+        self.folders = RunFolder(base)
+        self.output_limit_bytes = output_limit_bytes
+        self.uid = os.getuid() or 1000
+        self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix="docker")
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Runs a blocking SDK call in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def create(self, spec: SandboxSpec) -> DockerSandbox:
+        folder = self.folders.create()
+        sandbox = DockerSandbox(self, spec, folder)
+        try:
+            work = self.call(lambda: self._create(sandbox, spec, folder))
+            await uncancelled(work)
+        except BaseException:
+            await uncancelled(sandbox.close())
+            raise
+        return sandbox
+
+    def sweep(self) -> int:
+        """Removes containers and folders of dead runs of this machine."""
+        removed = 0
+        filters = {"label": f"{LABEL}.host={host_label()}"}
+        for container in self.client.containers.list(all=True, filters=filters):
+            try:
+                owner = Owner.parse(container.labels.get(f"{LABEL}.owner", ""))
+            except ValueError:
+                continue
+            if not owner.alive():
+                _remove(container)
+                removed += 1
+        self.folders.sweep()
+        return removed
+
+    def _create(self, sandbox: DockerSandbox, spec: SandboxSpec, folder: Folder) -> None:
+        try:
+            sandbox.container = self.client.containers.create(**self._options(spec, folder))
+            sandbox.container.start()
+        except ImageNotFound as error:
+            raise SandboxError(
+                f"image {spec.image or 'base'!r} is not built: run "
+                f"`python launch/images.py --images={spec.image or 'base'}`"
+            ) from error
+        except (DockerException, requests.RequestException) as error:
+            raise SandboxError(f"cannot start a container of {spec.image!r}: {error}") from error
+
+    def _options(self, spec: SandboxSpec, folder: Folder) -> dict[str, Any]:
+        name = spec.image or "base"
+        keeper = ["sleep", "infinity"]
+        mounts = [
+            Mount(spec.mount, str(folder.work), type="bind"),
+            Mount(HOME, str(folder.home), type="bind"),
+        ]
+        if spec.endpoint_socket is not None:
+            found = socket_in(spec.endpoint_socket)
+            # The keeper is nobody in particular; the folder's parent is what keeps others out.
+            spec.endpoint_socket.chmod(0o711)
+            found.chmod(0o666)
+            forward = f"{PROGRAMS_DIR}/forward.py"
+            keeper = ["python3", "-I", "-S", forward, str(PORT), f"{SOCKET_DIR}/{found.name}"]
+            mounts += [
+                Mount(SOCKET_DIR, str(spec.endpoint_socket), type="bind", read_only=True),
+                Mount(PROGRAMS_DIR, str(PROGRAMS), type="bind", read_only=True),
+            ]
+        return {
+            "image": recipes.tag(name) if name in recipes.RECIPES else name,
+            "command": keeper,
+            "user": f"{KEEPER_UID}:{KEEPER_UID}",
+            "hostname": HOSTNAME,
+            "working_dir": "/",
+            "mounts": mounts,
+            "labels": {
+                f"{LABEL}.host": host_label(),
+                f"{LABEL}.owner": str(Owner.current()),
+                f"{LABEL}.run": spec.run_id,
+                f"{LABEL}.episode": spec.episode_id,
+            },
+            "network_mode": "none",
+            "read_only": True,
+            "tmpfs": {"/tmp": f"size={TMP_BYTES},mode=1777"},
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges:true"],
+            "pids_limit": spec.pids,
+            "mem_limit": spec.memory_bytes,
+            "memswap_limit": spec.memory_bytes,
+            "nano_cpus": int(spec.cpus * 1e9),
+            "init": True,
+            "ulimits": [Ulimit(name="core", soft=0, hard=0)],
+            "log_config": LogConfig(type="none"),
+        }
+
+
+class _Execution:
+    """One exec: blocks in a thread, keeps the last bytes of both outputs."""
+
+    def __init__(
+        self,
+        api: Any,
+        container_id: str,
+        argv: list[str],
+        env: Mapping[str, str],
+        cwd: str,
+        uid: int,
+        limit: int,
+    ) -> None:
+        self.code: int | None = None
+        self._api = api
+        self._request = {
+            "container": container_id,
+            "cmd": argv,
+            "environment": dict(env),
+            "workdir": cwd,
+            "user": f"{uid}:{uid}",
+        }
+        self._limit = limit
+        self._out = bytearray()
+        self._err = bytearray()
+
+    def run(self) -> int:
+        try:
+            exec_id = self._api.exec_create(**self._request)["Id"]
+            for out, err in self._api.exec_start(exec_id, stream=True, demux=True):
+                self._keep(self._out, out)
+                self._keep(self._err, err)
+            self.code = int(self._api.exec_inspect(exec_id)["ExitCode"])
+        except (DockerException, requests.RequestException, OSError, TypeError) as error:
+            raise SandboxError(f"exec in a container failed: {error}") from error
+        return self.code
+
+    def stdout(self) -> bytes:
+        return bytes(self._out[-self._limit :])
+
+    def stderr(self) -> bytes:
+        return bytes(self._err[-self._limit :])
+
+    def _keep(self, kept: bytearray, chunk: bytes | None) -> None:
+        kept += chunk or b""
+        if len(kept) > 2 * self._limit:
+            del kept[: -self._limit]
+
+
+def _wrapped(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> list[str]:
+    """`argv` without the image's variables, under a timeout that holds when we are gone."""
+    unset = [item for name in IMAGE_VARIABLES if name not in env for item in ("-u", name)]
+    limit = str(math.ceil(timeout_s + GRACE_S))
+    return ["/bin/sh", "-c", WRAPPER, limit, "/usr/bin/env", *unset, *argv]
+
+
+def _remove(container: Any) -> None:
+    """Removes a container with its anonymous volumes; being gone already is fine."""
+    try:
+        container.remove(force=True, v=True)
+    except NotFound:
+        return
+    except (DockerException, requests.RequestException) as error:
+        if "already in progress" in str(error):
+            return
+        raise SandboxError(f"cannot remove container {container.name}: {error}") from error
+
+
+def build(client: Any, context: Path, tag: str, network: str) -> None:
+    """Builds the folder `context` with its Dockerfile; the log's end shows on failure."""
+    log: list[str] = []
+    steps = client.api.build(
+        path=str(context), tag=tag, rm=True, forcerm=True, decode=True, network_mode=network
+    )
+    for step in steps:
+        log.append(str(step.get("stream") or step.get("error") or ""))
+        if "error" in step:
+            raise SandboxError(f"building {tag} failed:\n{''.join(log[-20:])}")
+
+
+def try_image(client: Any, tag: str, command: Sequence[str]) -> None:
+    """Runs `command` in a container as sandboxes run: no network, nobody's user, read-only."""
+    try:
+        client.containers.run(
+            tag,
+            list(command),
+            remove=True,
+            network_mode="none",
+            read_only=True,
+            tmpfs={"/tmp": "", HOME: "uid=1000"},
+            user="1000:1000",
+            environment={"HOME": HOME},
+            labels={f"{LABEL}.host": host_label(), f"{LABEL}.owner": str(Owner.current())},
+        )
+    except DockerException as error:
+        raise SandboxError(f"{tag}: {' '.join(command)} failed: {error}") from error
+
+
+def rename(client: Any, tag: str, new_tag: str) -> None:
+    """Gives an image another tag and takes the old one away."""
+    repository, _, version = new_tag.rpartition(":")
+    client.images.get(tag).tag(repository, version)
+    client.images.remove(tag, noprune=True)

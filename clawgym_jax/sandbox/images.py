@@ -1,0 +1,164 @@
+"""Builds the sandbox images of `recipes.py`, with no image registry unless you name a base.
+
+Debian's root comes from its package mirror (mmdebstrap), busybox from this machine, harnesses
+from npm, all on the host; the build itself has no network. With `base` ("debian:bookworm-slim",
+...) the root is pulled instead and its packages are installed in the build.
+Not here: what goes into an image (`recipes.py`).
+Invariant: an image has its tag only after its smoke command ran in it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from clawgym_jax.core.errors import SandboxError
+from clawgym_jax.sandbox import docker, recipes
+from clawgym_jax.sandbox.recipes import Recipe
+
+Say = Callable[[str], None]
+HEARTBEAT_S = 15.0
+BUILDING = "building"  # the tag of an image that has not passed its smoke command
+EXCLUDED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/info/*")
+ROOMS = (
+    "RUN mkdir -p {points} && chmod 755 /root /root/.openclaw && "
+    "chown 1000:1000 /home/agent /workspace /root/.openclaw/workspace && "
+    "echo 'agent:x:1000:1000::/home/agent:/bin/sh' >> /etc/passwd && "
+    "echo 'agent:x:1000:' >> /etc/group"
+)
+
+
+def ensure(names: Sequence[str], base: str = "", say: Say = print) -> list[str]:
+    """Builds what is missing, parents first; returns the tags of `names`."""
+    client = docker.connect()
+    for name in _with_parents(names):
+        tag = recipes.tag(name, base)
+        if client.images.list(name=tag):
+            say(f"{name}: have {tag}")
+        else:
+            _build(client, recipes.recipe(name), base, say)
+    return [recipes.tag(name, base) for name in names]
+
+
+def _with_parents(names: Sequence[str]) -> list[str]:
+    ordered: list[str] = []
+    for name in names:
+        parent = recipes.recipe(name).parent
+        for each in (*(_with_parents([parent]) if parent else ()), name):
+            if each not in ordered:
+                ordered.append(each)
+    return ordered
+
+
+def _build(client: Any, recipe: Recipe, base: str, say: Say) -> None:
+    started_s = time.monotonic()
+    tag = recipes.tag(recipe.name, base)
+    trial = f"{tag.rpartition(':')[0]}:{BUILDING}"
+    with tempfile.TemporaryDirectory(prefix="clawgym-image-") as folder:
+        context = Path(folder)
+        context.chmod(0o755)
+        lines = _prepare(recipe, base, context, say)
+        (context / "Dockerfile").write_text("\n".join(lines) + "\n")
+        say(f"{recipe.name}: building the image")
+        network = "default" if base and recipe.name == "base" else "none"
+        docker.build(client, context, trial, network)
+    say(f"{recipe.name}: trying {' '.join(recipe.smoke)}")
+    docker.try_image(client, trial, recipe.smoke)
+    docker.rename(client, trial, tag)
+    say(f"{recipe.name}: built {tag} in {time.monotonic() - started_s:.0f} s")
+
+
+def _prepare(recipe: Recipe, base: str, context: Path, say: Say) -> list[str]:
+    """Fills the build's folder and returns the lines of its Dockerfile."""
+    path = f"ENV PATH={recipes.PATH}"
+    rooms = ROOMS.format(points=" ".join(recipes.MOUNT_POINTS))
+    if recipe.name == "tiny":
+        _busybox_root(context / "root.tar")
+        return ["FROM scratch", "ADD root.tar /", path, rooms]
+    if recipe.name == "base" and base:
+        packages = " ".join(recipes.BASE_PACKAGES)
+        install = f"apt-get install -y --no-install-recommends {packages}"
+        clean = "rm -rf /var/lib/apt/lists/*"
+        return [f"FROM {base}", f"RUN apt-get update && {install} && {clean}", path, rooms]
+    if recipe.name == "base":
+        _debian_root(context / "root.tar", say)
+        return ["FROM scratch", "ADD root.tar /", path, rooms]
+    lines = [f"FROM {recipes.tag(recipe.parent, base)}"]
+    _npm_install(recipe.npm, context / "harness", recipe.name, say)
+    lines.append(f"COPY harness/node_modules {recipes.HARNESS_DIR}/node_modules")
+    if recipe.node:
+        _npm_install([recipes.NODE], context / "node", recipe.name, say)
+        package = recipes.NODE.rpartition("@")[0]
+        lines.append(f"COPY node/node_modules/{package}/bin/node {recipes.NODE_DIR}/node")
+    return lines
+
+
+def _debian_root(target: Path, say: Say) -> None:
+    if shutil.which("mmdebstrap") is None:
+        raise SandboxError(
+            "mmdebstrap is not installed; install it (Debian, Ubuntu), or name an image to start "
+            "from: --base=debian:bookworm-slim"
+        )
+    excluded = [f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED]
+    include = f"--include={','.join(recipes.BASE_PACKAGES)}"
+    command = ["mmdebstrap", "--variant=minbase", include, *excluded, recipes.DEBIAN, str(target)]
+    _run(command, "base: making Debian's root (1 to 2 minutes)", say)
+
+
+def _busybox_root(target: Path) -> None:
+    """A root with nothing but a static busybox under all its names."""
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        raise SandboxError("busybox is not installed; install the package busybox-static")
+    applets = subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True)
+    with tarfile.open(target, "w") as tar:
+        for name in ("bin", "usr", "usr/bin", "etc", "root", "tmp", "proc", "dev", "sys"):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(folder)
+        tar.add(busybox, "bin/busybox")
+        for applet in applets.stdout.split():
+            for place in ("bin", "usr/bin"):
+                link = tarfile.TarInfo(f"{place}/{applet}")
+                link.type, link.linkname = tarfile.SYMTYPE, "/bin/busybox"
+                if applet != "busybox":
+                    tar.addfile(link)
+
+
+def _npm_install(packages: Sequence[str], prefix: Path, name: str, say: Say) -> None:
+    if shutil.which("npm") is None:
+        raise SandboxError(f"image {name} needs npm to fetch {', '.join(packages)}: install npm")
+    prefix.mkdir()
+    quiet = ["--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
+    command = ["npm", "install", "--prefix", str(prefix), "--omit=dev", *quiet, *packages]
+    _run(command, f"{name}: installing {', '.join(packages)}", say)
+
+
+def _run(command: Sequence[str], what: str, say: Say) -> None:
+    """Runs a long command with a sign of life every HEARTBEAT_S; its output shows on failure."""
+    say(what)
+    started_s = time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            while True:
+                try:
+                    code = process.wait(HEARTBEAT_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    say(f"{what}: {time.monotonic() - started_s:.0f} s")
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        if code != 0:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace"))
+            raise SandboxError(f"{' '.join(command)} failed with exit code {code}; see above")

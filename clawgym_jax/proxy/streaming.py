@@ -33,12 +33,7 @@ class Client:
         self._watch = asyncio.get_running_loop().create_task(self._until_gone())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._watch is not None
         self._watch.cancel()
         await asyncio.wait({self._watch})

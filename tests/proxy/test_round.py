@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from typing import Any
 
@@ -24,7 +25,7 @@ def chat_reply(response: Any) -> dict[str, Any]:
 
 
 def require_append(calls: tuple[CallRecord, ...]) -> None:
-    for earlier, later in zip(calls, calls[1:], strict=False):
+    for earlier, later in itertools.pairwise(calls):
         assert extends(later.prompt_ids, earlier)
         assert later.breaks == ()
         assert later.spans[-1].call_id == earlier.call_id

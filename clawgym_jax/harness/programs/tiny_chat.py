@@ -7,20 +7,27 @@ sends a failed request again. It imports nothing of the package that launches it
 the model ended its turn, 1 the API failed, 2 too many turns.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
 HOME = os.environ["HOME"] + "/.tiny_chat"
 sys.path.insert(0, HOME)
 
-import tiny_http  # noqa: E402
+import tiny_http  # type: ignore[import-not-found]  # noqa: E402
 
 SYSTEM = "You work on files. Use the tools to do the task, then reply done."
 SHOWN = 8000  # characters of a file that the model sees
 
 
-def tool(name, description, *arguments):
+def tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
     properties = {argument: {"type": "string"} for argument in arguments}
     parameters = {"type": "object", "properties": properties}
     function = {"name": name, "description": description, "parameters": parameters}
@@ -34,7 +41,7 @@ TOOLS = [
 ]
 
 
-def inside(path):
+def inside(path: str) -> str:
     """A path of the workspace, or an error."""
     root = os.path.realpath(".")
     full = os.path.realpath(path)
@@ -43,27 +50,31 @@ def inside(path):
     return full
 
 
-def list_files(path):
+def list_files(path: str) -> str:
     folder = inside(path)
     names = [n + "/" * os.path.isdir(folder + "/" + n) for n in sorted(os.listdir(folder))]
     return "\n".join(names) or "empty"
 
 
-def read_file(path):
+def read_file(path: str) -> str:
     with open(inside(path), encoding="utf-8", errors="replace") as file:
         text = file.read(SHOWN + 1)
     return text.rstrip("\n") if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
-def write_file(path, content):
+def write_file(path: str, content: str) -> str:
     with open(inside(path), "w", encoding="utf-8", errors="replace") as file:
         file.write(content)
     return "ok"
 
 
-def run_tool(name, text):
+def run_tool(name: str, text: str) -> str:
     """Result of a call as text; errors are results too."""
-    functions = {"list_files": list_files, "read_file": read_file, "write_file": write_file}
+    functions: dict[str, Any] = {
+        "list_files": list_files,
+        "read_file": read_file,
+        "write_file": write_file,
+    }
     try:
         arguments = json.loads(text)
     except ValueError:
@@ -76,12 +87,12 @@ def run_tool(name, text):
     if not all(isinstance(value, str) for value in arguments.values()):
         return "error: arguments must be text"
     try:
-        return functions[name](**arguments)
+        return str(functions[name](**arguments))
     except (OSError, ValueError) as error:
         return f"error: {getattr(error, 'strerror', None) or error}"
 
 
-def compact(text):
+def compact(text: str) -> str:
     """Arguments as most harnesses send them back: parsed and written again."""
     try:
         return json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
@@ -89,7 +100,7 @@ def compact(text):
         return text
 
 
-def ask(config, messages):
+def ask(config: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
     """One model call; returns the assistant message."""
     body = {
         "model": config["model"],
@@ -100,7 +111,7 @@ def ask(config, messages):
         "max_completion_tokens": config["max_tokens"],
     }
 
-    def send(attempt):
+    def send(attempt: int) -> dict[str, Any]:
         headers = {
             "Authorization": "Bearer " + os.environ["TINY_CHAT_KEY"],
             "x-stainless-retry-count": attempt,
@@ -108,12 +119,14 @@ def ask(config, messages):
         url = config["base_url"] + "/chat/completions"
         return gather(tiny_http.post_events(url, headers, body, config["timeout_s"]))
 
-    return tiny_http.with_retries(config["attempts"], send)
+    message: dict[str, Any] = tiny_http.with_retries(config["attempts"], send)
+    return message
 
 
-def gather(chunks):
+def gather(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """An assistant message from the chunks of a stream."""
-    content, calls, finish = "", [], None
+    content, finish = "", None
+    calls: list[dict[str, Any]] = []
     for chunk in chunks:
         if "error" in chunk:
             raise tiny_http.ApiError(500, chunk["error"]["message"])
@@ -127,16 +140,16 @@ def gather(chunks):
                 calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
     if finish is None:
         raise tiny_http.ApiError(0, "the stream ended without a finish reason")
-    message = {"role": "assistant", "content": content or None}
+    message: dict[str, Any] = {"role": "assistant", "content": content or None}
     if calls:
         message["tool_calls"] = calls
     return message
 
 
-def main():
+def main() -> int:
     with open(HOME + "/config.json", encoding="utf-8") as file:
         config = json.load(file)
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": sys.argv[1]},
     ]

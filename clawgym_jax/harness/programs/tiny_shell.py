@@ -1,6 +1,8 @@
-"""tiny_shell: a small agent program that speaks Anthropic Messages. Runs as `python3 -I -S agent.py`.
+"""tiny_shell: a small agent program that speaks Anthropic Messages.
 
-    agent.py PROMPT     in the workspace; $HOME/.tiny_shell/config.json and $TINY_SHELL_KEY set it up
+    python3 -I -S agent.py PROMPT     in the workspace
+
+$HOME/.tiny_shell/config.json and $TINY_SHELL_KEY set it up.
 
 It behaves like the large ones where that matters to a recorder: a moving cache mark that turns
 string contents into lists and back, kept thinking blocks, retries without a retry header; and, if
@@ -8,16 +10,23 @@ configured, a compacted context and a sub-agent. It imports nothing of the packa
 it. Exit status: 0 the model ended its turn, 1 the API failed, 2 too many turns.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import select
 import sys
 import time
 
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
 HOME = os.environ["HOME"] + "/.tiny_shell"
 sys.path.insert(0, HOME)
 
-import tiny_http  # noqa: E402
+import tiny_http  # type: ignore[import-not-found]  # noqa: E402
 
 SYSTEM = "You are an agent with a shell. Do the task with bash and answer done."
 AGENT_SYSTEM = "You answer a question about files. Use bash, then give the answer."
@@ -26,7 +35,7 @@ CONTINUED = "This session is being continued. Done so far:\n{summary}\n\nThe tas
 SHOWN = 8000  # characters of an output that the model sees
 
 
-def tool(name, description, argument):
+def tool(name: str, description: str, argument: str) -> dict[str, Any]:
     schema = {"type": "object", "properties": {argument: {"type": "string"}}}
     return {"name": name, "description": description, "input_schema": schema}
 
@@ -39,7 +48,7 @@ class TooManyTurns(Exception):
     pass
 
 
-def run_command(command, timeout_s):
+def run_command(command: str, timeout_s: float) -> str:
     """Output of a shell command; nothing that it started is left."""
     reader, writer = os.pipe()
     actions = [
@@ -64,7 +73,7 @@ def run_command(command, timeout_s):
     return text.strip("\n") or "ok"
 
 
-def collect(pid, reader, deadline_s):
+def collect(pid: int, reader: int, deadline_s: float) -> tuple[bytes, int | None]:
     """(output, exit status or None where it was killed) of a process group's leader."""
     output, status, closed = b"", None, False
     while status is None and time.monotonic() < deadline_s:
@@ -78,7 +87,7 @@ def collect(pid, reader, deadline_s):
                 continue
         done, code = os.waitpid(pid, os.WNOHANG)
         status = os.waitstatus_to_exitcode(code) if done else None
-    try:
+    try:  # noqa: SIM105 (contextlib is slow to import)
         os.killpg(pid, 9)
     except OSError:
         pass  # nothing was left
@@ -92,7 +101,7 @@ def collect(pid, reader, deadline_s):
     return output, status
 
 
-def marked(messages):
+def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages as sent: the newest content carries the cache mark, so it is a list of blocks."""
     newest = dict(messages[-1])
     if isinstance(newest["content"], str):
@@ -102,9 +111,11 @@ def marked(messages):
     return [*messages[:-1], newest]
 
 
-def gather(events):
-    """(content blocks, stop reason, tokens used) from the events of a stream."""
-    blocks, parts, reason, used, ended = [], {}, None, 0, False
+def gather(events: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """(content blocks, tokens used) from the events of a stream."""
+    blocks: list[dict[str, Any]] = []
+    parts: dict[int, str] = {}
+    used, ended = 0, False
     for event in events:
         kind = event["type"]
         if kind == "error":
@@ -121,26 +132,31 @@ def gather(events):
         elif kind == "content_block_stop" and event["index"] in parts:
             blocks[event["index"]]["input"] = json.loads(parts[event["index"]])
         elif kind == "message_delta":
-            reason = event["delta"]["stop_reason"]
             used = event["usage"]["input_tokens"] + event["usage"]["output_tokens"]
         ended = ended or kind == "message_stop"
     if not ended:
         raise tiny_http.ApiError(0, "the stream ended without message_stop")
-    return blocks, reason, used
+    return blocks, used
 
 
 class Agent:
     """One conversation: the main one, or a sub-agent's."""
 
-    def __init__(self, config, system, tools, agent_id=""):
+    def __init__(
+        self,
+        config: dict[str, Any],
+        system: str,
+        tools: list[dict[str, Any]],
+        agent_id: str = "",
+    ) -> None:
         self.config = config
         self.system = system
         self.tools = tools
         self.agent_id = agent_id
-        self.messages = []
+        self.messages: list[dict[str, Any]] = []
         self.turns = 0
 
-    def ask(self, messages):
+    def ask(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
         """One model call."""
         config = self.config
         body = {
@@ -156,18 +172,19 @@ class Agent:
         if self.agent_id:
             headers["x-tiny-shell-agent-id"] = self.agent_id
 
-        def send(_):
+        def send(_: int) -> tuple[list[dict[str, Any]], int]:
             url = config["base_url"] + "/v1/messages"
             return gather(tiny_http.post_events(url, headers, body, config["timeout_s"]))
 
-        return tiny_http.with_retries(config["attempts"], send)
+        blocks, used = tiny_http.with_retries(config["attempts"], send)
+        return blocks, used
 
-    def work(self, task):
+    def work(self, task: str) -> str:
         """Calls the model until it ends its turn; returns what it said last."""
         self.messages = [{"role": "user", "content": task}]
         while self.turns < self.config["max_turns"]:
             self.turns += 1
-            blocks, _, used = self.ask(self.messages)
+            blocks, used = self.ask(self.messages)
             calls = [block for block in blocks if block["type"] == "tool_use"]
             if not calls:
                 return "".join(b["text"] for b in blocks if b["type"] == "text")
@@ -178,11 +195,11 @@ class Agent:
                 self.compact(task)
         raise TooManyTurns
 
-    def result(self, call):
+    def result(self, call: dict[str, Any]) -> dict[str, Any]:
         text = self.run(call["name"], call["input"])
         return {"type": "tool_result", "tool_use_id": call["id"], "content": text}
 
-    def run(self, name, given):
+    def run(self, name: str, given: dict[str, Any]) -> str:
         schema = next((t["input_schema"] for t in self.tools if t["name"] == name), None)
         if schema is None:
             return f"error: no tool {name}"
@@ -197,17 +214,17 @@ class Agent:
         agent_id = f"agent{self.turns}"
         return Agent(self.config, AGENT_SYSTEM, [BASH], agent_id).work(given[wanted])
 
-    def compact(self, task):
+    def compact(self, task: str) -> None:
         """Replaces the history by a summary that the model writes."""
         *before, newest = self.messages
         order = {"type": "text", "text": SUMMARY_ORDER}
-        blocks, _, _ = self.ask([*before, {**newest, "content": [*newest["content"], order]}])
+        blocks, _ = self.ask([*before, {**newest, "content": [*newest["content"], order]}])
         summary = "".join(block["text"] for block in blocks if block["type"] == "text")
         text = CONTINUED.format(summary=summary, task=task)
         self.messages = [{"role": "user", "content": text}]
 
 
-def main():
+def main() -> int:
     with open(HOME + "/config.json", encoding="utf-8") as file:
         config = json.load(file)
     tools = [BASH, ASK_AGENT] if config["agents"] else [BASH]

@@ -17,6 +17,7 @@ import math
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,12 +27,14 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Mount, Ulimit
+from docker.utils.socket import STDOUT, frames_iter
 
 from clawgym_jax.core.errors import SandboxError
 from clawgym_jax.core.interfaces import ExecResult, SandboxSpec
 from clawgym_jax.sandbox import engine, recipes
 from clawgym_jax.sandbox.child import KILLED, uncancelled
 from clawgym_jax.sandbox.folders import Folder, Owner, RunFolder
+from clawgym_jax.sandbox.limits import exact_env
 from clawgym_jax.sandbox.local import OUTPUT_LIMIT_BYTES, PROGRAMS, socket_in
 
 T = TypeVar("T")
@@ -47,7 +50,8 @@ GRACE_S = 5  # how much later than ours the container's own timeout strikes
 LABEL = "clawgym"
 # Ends with the program, then takes with it whatever the program left behind.
 WRAPPER = '/usr/bin/timeout -k 2 "$0" "$@"; code=$?; kill -9 -1; exit $code'
-IMAGE_VARIABLES = ("PATH", "HOME", "HOSTNAME", "PWD")  # what an exec has besides what it is given
+# What an exec has in its environment besides what it is given: the image's, runc's, the shell's.
+ADDED_VARIABLES = ("PATH", "HOME", "HOSTNAME", "PWD", "SHLVL")
 KILL_EVERY_S = 0.5
 
 
@@ -202,12 +206,18 @@ class DockerSandboxes:
         self.output_limit_bytes = output_limit_bytes
         self.uid = os.getuid() or 1000
         self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix="docker")
+        weakref.finalize(self, self.client.close)
 
     async def call(self, work: Callable[[], T]) -> T:
         """Runs a blocking SDK call in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
+        if spec.network_port is not None and spec.endpoint_socket is None:
+            raise SandboxError(
+                "a container has no network: give endpoint_socket (the folder of the proxy's "
+                f"unix socket), got only network_port={spec.network_port}"
+            )
         folder = self.folders.create()
         sandbox = DockerSandbox(self, spec, folder)
         try:
@@ -320,9 +330,10 @@ class _Execution:
     def run(self) -> int:
         try:
             exec_id = self._api.exec_create(**self._request)["Id"]
-            for out, err in self._api.exec_start(exec_id, stream=True, demux=True):
-                self._keep(self._out, out)
-                self._keep(self._err, err)
+            stream = self._api.exec_start(exec_id, socket=True)
+            with contextlib.closing(stream._response):  # which the SDK leaves open
+                for which, chunk in frames_iter(stream, tty=False):
+                    self._keep(self._out if which == STDOUT else self._err, chunk)
             self.code = int(self._api.exec_inspect(exec_id)["ExitCode"])
         except (DockerException, requests.RequestException, OSError, TypeError) as error:
             raise SandboxError(f"exec in a container failed: {error}") from error
@@ -334,17 +345,16 @@ class _Execution:
     def stderr(self) -> bytes:
         return bytes(self._err[-self._limit :])
 
-    def _keep(self, kept: bytearray, chunk: bytes | None) -> None:
-        kept += chunk or b""
+    def _keep(self, kept: bytearray, chunk: bytes) -> None:
+        kept += chunk
         if len(kept) > 2 * self._limit:
             del kept[: -self._limit]
 
 
 def _wrapped(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> list[str]:
-    """`argv` without the image's variables, under a timeout that holds when we are gone."""
-    unset = [item for name in IMAGE_VARIABLES if name not in env for item in ("-u", name)]
+    """`argv` with exactly `env`, under a timeout that holds when we are gone."""
     limit = str(math.ceil(timeout_s + GRACE_S))
-    return ["/bin/sh", "-c", WRAPPER, limit, "/usr/bin/env", *unset, *argv]
+    return ["/bin/sh", "-c", WRAPPER, limit, *exact_env(argv, env, ADDED_VARIABLES)]
 
 
 def _remove(container: Any) -> None:

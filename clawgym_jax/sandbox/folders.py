@@ -136,7 +136,8 @@ class RunFolder:
 
 def remove_tree(path: Path) -> None:
     """Removes a folder whatever a hostile program made of it; links are not followed."""
-    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(path, ignore_errors=True)
     if not os.path.lexists(path):
         return
     # Folders without permissions, or nested deeper than Python recurses: let the tools do it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import resource
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from clawgym_jax.core.interfaces import SandboxSpec
@@ -43,15 +43,16 @@ def limited(argv: list[str], spec: SandboxSpec, processes: bool) -> list[str]:
     return [tool, *options, "--", *argv]
 
 
-def exact_env(argv: list[str], env: Mapping[str, str]) -> list[str]:
-    """`argv` with exactly `env`, given that it is started with `env` and a starter's additions.
+def exact_env(
+    argv: Sequence[str], env: Mapping[str, str], added: Sequence[str] = ("PWD", "LC_CTYPE")
+) -> list[str]:
+    """`argv` with exactly `env`, when a starter that was given `env` has `added` to it.
 
     Bubblewrap sets PWD; Python in the C locale sets LC_CTYPE (PEP 538).
     """
-    changes: list[str] = []
-    for name in ("PWD", "LC_CTYPE"):
-        changes = ["-u", name, *changes] if name not in env else [*changes, f"{name}={env[name]}"]
-    return ["/usr/bin/env", *changes, *argv]
+    unset = [item for name in added if name not in env for item in ("-u", name)]
+    reset = [f"{name}={env[name]}" for name in added if name in env]
+    return ["/usr/bin/env", *unset, *reset, *argv]
 
 
 def _within(which: int, value: int) -> int:

@@ -1,0 +1,65 @@
+"""Claude Code 2.1.332 (npm @anthropic-ai/claude-code): Anthropic Messages, always streaming.
+
+A native binary, told everything by its environment. Sub-agents share the session and name
+themselves in a header. The model's name decides the shape of its prompt, so a name that it knows
+is used whatever the endpoint calls its model.
+Invariant: nothing leaves the sandbox but requests to the endpoint (no telemetry, no updates).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, RequestView
+from clawgym_jax.core.types import Role
+from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
+
+VERSION = "2.1.332"
+AGENT_HEADER = "x-claude-code-agent-id"
+OFF = (
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
+    "DISABLE_AUTOUPDATER",
+    "DISABLE_TELEMETRY",
+    "DISABLE_ERROR_REPORTING",
+)
+
+
+@dataclass(frozen=True)
+class ClaudeCode:
+    """Adapter of the `claude` program in the image claude-code."""
+
+    name: str = "claude_code"
+    protocol: str = "anthropic"
+    image: str = "claude-code"
+    model: str = "claude-sonnet-4-5"  # what it believes to talk to
+    parallel_agents: bool = True  # False: a sub-agent runs while its caller waits
+    max_retries: int = 10
+
+    def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
+        env = {
+            "PATH": "/opt/harness/node_modules/.bin:/usr/local/bin:/usr/bin:/bin",
+            "HOME": home,
+            "LANG": "C.UTF-8",
+            "CLAUDE_CONFIG_DIR": f"{home}/.claude",
+            "IS_SANDBOX": "1",  # else it refuses to skip permissions as root
+            "ANTHROPIC_BASE_URL": endpoint.base_url,
+            "ANTHROPIC_AUTH_TOKEN": endpoint.key,
+            "ANTHROPIC_MODEL": self.model,
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": self.model,
+            "ANTHROPIC_SMALL_FAST_MODEL": self.model,
+            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a nonce in the system prompt
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(endpoint.window_tok),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.max_tok),
+            "CLAUDE_CODE_MAX_RETRIES": str(self.max_retries),
+            **dict.fromkeys(OFF, "1"),
+        }
+        if not self.parallel_agents:
+            env["CLAUDE_CODE_DISABLE_BACKGROUND_TASKS"] = "1"
+        flags = ["--dangerously-skip-permissions", "--output-format", "json"]
+        return LaunchPlan(argv=["claude", "-p", instruction, *flags], env=env)
+
+    def chain(self, view: RequestView) -> str:
+        return view.headers.get(AGENT_HEADER, MAIN_CHAIN)
+
+    def role(self, view: RequestView) -> Role:
+        return Role.SUBAGENT if AGENT_HEADER in view.headers else role_of(view)

@@ -264,9 +264,7 @@ class DockerSandboxes:
         ]
         if spec.endpoint_socket is not None:
             found = socket_in(spec.endpoint_socket)
-            # The keeper is nobody in particular; the folder's parent is what keeps others out.
-            spec.endpoint_socket.chmod(0o711)
-            found.chmod(0o666)
+            _admit_keeper(spec.endpoint_socket, found)
             forward = f"{PROGRAMS_DIR}/forward.py"
             keeper = ["python3", "-I", "-S", forward, str(PORT), f"{SOCKET_DIR}/{found.name}"]
             mounts += [
@@ -355,6 +353,15 @@ def _wrapped(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> l
     """`argv` with exactly `env`, under a timeout that holds when we are gone."""
     limit = str(math.ceil(timeout_s + GRACE_S))
     return ["/bin/sh", "-c", WRAPPER, limit, *exact_env(argv, env, ADDED_VARIABLES)]
+
+
+def _admit_keeper(folder: Path, endpoint: Path) -> None:
+    """Lets the keeper, and as few others as possible, connect to the proxy's socket."""
+    endpoint.chmod(0o666)
+    if os.getuid() == 0:
+        os.chown(folder, KEEPER_UID, -1)  # and its mode stays 0700
+    else:
+        folder.chmod(0o711)  # what is in the folder still needs an episode's key
 
 
 def _remove(container: Any) -> None:

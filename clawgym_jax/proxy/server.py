@@ -71,12 +71,7 @@ class ProxyServer:
         self, host: str = "127.0.0.1", port: int = 0, socket_dir: Path | None = None
     ) -> None:
         """Listens on TCP, and on `socket_dir/proxy.sock` for sandboxes without a network."""
-        listener = socket.create_server((host, port), backlog=1024)
-        self.port = listener.getsockname()[1]
-        sockets = [listener]
-        if socket_dir is not None:
-            self._socket_path = Path(socket_dir) / "proxy.sock"
-            sockets.append(_unix_listener(self._socket_path))
+        sockets = self._listen(host, port, socket_dir)
         config = uvicorn.Config(
             Starlette(routes=self._routes()),
             log_config=None,
@@ -94,6 +89,18 @@ class ProxyServer:
                 self._serving.result()
                 raise ConfigError("the proxy's server ended before it started")
             await asyncio.sleep(0.002)
+
+    def _listen(self, host: str, port: int, socket_dir: Path | None) -> list[socket.socket]:
+        """All listeners, or none where one of them fails."""
+        with contextlib.ExitStack() as opened:
+            sockets = [opened.enter_context(socket.create_server((host, port), backlog=1024))]
+            if socket_dir is not None:
+                path = Path(socket_dir) / "proxy.sock"
+                sockets.append(opened.enter_context(_unix_listener(path)))
+                self._socket_path = path
+            self.port = sockets[0].getsockname()[1]
+            opened.pop_all()
+            return sockets
 
     async def stop(self) -> None:
         """Closes what is open and stops listening."""

@@ -92,8 +92,8 @@ def _read_call(block: str) -> tuple[str, str] | None:
         name, arguments = call.get("name"), call.get("arguments", {})
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             return None
-        text = json.dumps(arguments, ensure_ascii=False)
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         text.encode("utf-8")
-    except (ValueError, RecursionError):  # a lone surrogate is a ValueError too
+    except (ValueError, RecursionError):  # 1e999 and a lone surrogate are ValueErrors too
         return None
     return name, text

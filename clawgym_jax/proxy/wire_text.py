@@ -13,6 +13,7 @@ from clawgym_jax.proxy.faults import invalid
 from clawgym_jax.proxy.turns import Turn
 
 _BILLING = "x-anthropic-billing-header:"
+_MAX_DEPTH = 8
 _SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_sequences", "max_tokens",
     "max_completion_tokens", "tool_choice", "parallel_tool_calls", "thinking", "reasoning_effort",
@@ -87,7 +88,21 @@ def strings_of(value: Any, name: str) -> tuple[str, ...]:
 
 
 def sampling_asked(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: body[name] for name in _SAMPLING_FIELDS if name in body}
+    """Sampling fields as asked, in a form that a record can hold."""
+    return {name: _storable(body[name]) for name in _SAMPLING_FIELDS if name in body}
+
+
+def _storable(value: Any, depth: int = 0) -> Any:
+    """Integers beyond 64 bits and what is nested too deep become text."""
+    if isinstance(value, int):
+        return value if -(1 << 63) <= value < 1 << 63 else str(value)
+    if depth == _MAX_DEPTH and isinstance(value, dict | list):
+        return "..."
+    if isinstance(value, dict):
+        return {key: _storable(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_storable(item, depth + 1) for item in value]
+    return value
 
 
 def require_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:

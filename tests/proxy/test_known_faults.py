@@ -1,4 +1,4 @@
-"""Faults that users of systems like this one have reported (A1 .. A17), as far as the proxy goes."""
+"""Reported faults of systems like this one (A1 .. A17), as far as the proxy goes."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a6_timed_out_call_is_sent_again(retry_header: bool) -> None:
         async with stage("first", "second", "last", gated=True) as s:
             assert s.engine.gate is not None
             one = asyncio.create_task(s.chat([USER], stream=True))
-            while not s.engine.asked:
+            while not s.engine.asked:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             headers = {"x-stainless-retry-count": "1"} if retry_header else {}
             two = asyncio.create_task(s.chat([USER], headers))
@@ -266,7 +266,7 @@ def test_a17_max_tokens_is_the_smallest_limit() -> None:
 
 @pytest.mark.parametrize("params", [{"top_p": 0.9}, {"top_k": 5}, {"temperature": 0.0}])
 def test_truncated_distributions_are_refused_in_training(params: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="expected|must be off"):
+    with pytest.raises(ConfigError, match=r"expected|must be off"):
         EpisodeSpec("e", AnyHarness(), None, SamplingParams(**params), 99, 9)  # type: ignore[arg-type]
 
 

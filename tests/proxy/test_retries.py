@@ -1,0 +1,186 @@
+"""Disconnects, repeats and the end of an episode."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from clawgym_jax.core.types import Delivery, Finish
+from clawgym_jax.proxy.call_log import read_calls
+from clawgym_jax.proxy.config import ProxyConfig
+from tests.proxy.support import Stage, stage
+
+USER = {"role": "user", "content": "Do it."}
+PATIENT = ProxyConfig(settle_interval_s=0.002, retry_grace_s=5.0, keepalive_s=0.02)
+HASTY = ProxyConfig(settle_interval_s=0.002, retry_grace_s=0.05, keepalive_s=0.02)
+
+
+async def until(condition: Any, timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def hang_up(s: Stage, **options: Any) -> None:
+    """Sends the request and goes away while the engine is still at it."""
+    before = len(s.engine.asked)
+    request = asyncio.create_task(s.chat([USER], **options))
+    await until(lambda: len(s.engine.asked) > before)
+    await asyncio.sleep(0.03)
+    request.cancel()
+    await asyncio.wait({request})
+    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_repeat_within_the_grace_gets_the_same_sample(stream: bool) -> None:
+    async def run() -> None:
+        async with stage("one", "two", config=PATIENT, gated=True) as s:
+            assert s.engine.gate is not None
+            await hang_up(s, stream=stream)
+            s.engine.gate.set()
+            response = await s.chat([USER])
+            assert response.json()["choices"][0]["message"]["content"] == "one"
+            (call,) = (await s.proxy.close_episode("ep")).calls
+            assert call.delivery is Delivery.DELIVERED
+            assert len(s.engine.asked) == 1 and not s.engine.cancelled
+
+    asyncio.run(run())
+
+
+def test_a_sample_that_ended_unseen_waits_for_the_repeat() -> None:
+    async def run() -> None:
+        async with stage("one", config=PATIENT, gated=True) as s:
+            assert s.engine.gate is not None
+            await hang_up(s, stream=True)
+            s.engine.gate.set()
+            await until(lambda: read_calls(s.log_path))
+            assert read_calls(s.log_path)[0].delivery is Delivery.PENDING
+            response = await s.chat([USER])
+            assert response.json()["choices"][0]["message"]["content"] == "one"
+            assert read_calls(s.log_path)[0].delivery is Delivery.DELIVERED
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_after_the_grace_the_sample_is_cancelled(stream: bool) -> None:
+    async def run() -> None:
+        async with stage("one", "two", config=HASTY, gated=True) as s:
+            assert s.engine.gate is not None
+            await hang_up(s, stream=stream)
+            await until(lambda: s.engine.cancelled == ["ep.0"])
+            s.engine.gate.set()
+            response = await s.chat([USER])
+            assert response.json()["choices"][0]["message"]["content"] == "two"
+            lost, kept = (await s.proxy.close_episode("ep")).calls
+            assert (lost.delivery, lost.completion.finish) == (
+                Delivery.DISCONNECTED,
+                Finish.ABORT,
+            )
+            assert (kept.delivery, kept.attempt) == (Delivery.DELIVERED, 1)
+
+    asyncio.run(run())
+
+
+def test_the_same_body_after_a_delivered_answer_is_sampled_anew() -> None:
+    async def run() -> None:
+        async with stage("one", "two") as s:
+            said = [
+                (await s.chat([USER])).json()["choices"][0]["message"]["content"] for _ in range(2)
+            ]
+            assert said == ["one", "two"]
+
+    asyncio.run(run())
+
+
+def test_two_live_connections_are_two_samples_without_a_retry_header() -> None:
+    async def run() -> None:
+        async with stage("one", "two", gated=True) as s:
+            assert s.engine.gate is not None
+            both = [asyncio.create_task(s.chat([USER])) for _ in range(2)]
+            await until(lambda: len(s.engine.asked) == 2)
+            s.engine.gate.set()
+            answers = [await task for task in both]
+            texts = {a.json()["choices"][0]["message"]["content"] for a in answers}
+            assert texts == {"one", "two"}
+            calls = (await s.proxy.close_episode("ep")).calls
+            assert [call.delivery for call in calls] == [Delivery.DELIVERED] * 2
+
+    asyncio.run(run())
+
+
+def test_two_live_connections_with_a_retry_header_are_one_sample() -> None:
+    async def run() -> None:
+        async with stage("one", "two", gated=True) as s:
+            assert s.engine.gate is not None
+            one = asyncio.create_task(s.chat([USER]))
+            await until(lambda: s.engine.asked)
+            two = asyncio.create_task(s.chat([USER], {"x-stainless-retry-count": "2"}))
+            await asyncio.sleep(0.05)
+            s.engine.gate.set()
+            bodies = [(await task).json() for task in (one, two)]
+            assert bodies[0]["id"] == bodies[1]["id"]
+            trace = await s.proxy.close_episode("ep")
+            assert len(trace.calls) == 1 and trace.causes["repeat joined"] == 1
+
+    asyncio.run(run())
+
+
+def test_closing_cancels_what_nobody_waits_for() -> None:
+    async def run() -> None:
+        async with stage("one", config=PATIENT, gated=True) as s:
+            await hang_up(s, stream=True)
+            (call,) = (await asyncio.wait_for(s.proxy.close_episode("ep"), 2)).calls
+            assert call.completion.finish is Finish.ABORT
+            assert call.delivery is Delivery.DISCONNECTED
+            assert s.engine.cancelled == ["ep.0"]
+            assert read_calls(s.log_path)[0].delivery is Delivery.DISCONNECTED
+
+    asyncio.run(run())
+
+
+def test_closing_is_bounded_while_a_client_still_waits() -> None:
+    config = ProxyConfig(settle_interval_s=0.002, settle_timeout_s=0.1, keepalive_s=0.02)
+
+    async def run() -> None:
+        async with stage("one", config=config, gated=True) as s:
+            request = asyncio.create_task(s.chat([USER]))
+            await until(lambda: s.engine.asked)
+            trace = await asyncio.wait_for(s.proxy.close_episode("ep"), 2)
+            assert trace.calls[0].completion.finish is Finish.ABORT
+            assert (await request).json()["choices"][0]["finish_reason"] == "length"
+            assert (await s.chat([USER])).status_code == 404
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_ignores_a_cancel_does_not_block_the_end() -> None:
+    config = ProxyConfig(settle_timeout_s=0.1, cancel_timeout_s=0.05)
+
+    async def run() -> None:
+        async with stage("one", config=config, gated=True) as s:
+            s.engine.cancel = lambda request_id: None  # type: ignore[method-assign]
+            await hang_up(s)
+            trace = await asyncio.wait_for(s.proxy.close_episode("ep"), 15)
+            assert trace.calls == ()
+            assert trace.causes["engine ignored a cancel"] == 1
+
+    asyncio.run(run())
+
+
+def test_the_record_is_written_before_the_answer() -> None:
+    async def run() -> None:
+        async with stage("one") as s:
+            url = f"{s.endpoint.base_url}/v1/chat/completions"
+            body = {"model": "m", "messages": [USER], "stream": True}
+            async with s.http.stream("POST", url, json=body, headers=s.auth) as response:
+                async for line in response.aiter_lines():
+                    if '"one"' in line:
+                        assert [c.call_id for c in read_calls(s.log_path)] == ["ep.0"]
+                        return
+            raise AssertionError("the answer never came")
+
+    asyncio.run(run())

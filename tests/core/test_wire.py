@@ -41,6 +41,7 @@ completions = st.builds(
 )
 plain = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | texts, st.lists, max_leaves=4)
 counts = st.integers(0, 2**40)
+spans = st.builds(Span, start=counts, length=counts, call_id=texts)
 calls = st.builds(
     CallRecord,
     ordinal=counts,
@@ -52,9 +53,7 @@ calls = st.builds(
     role=st.sampled_from(Role),
     prompt_ids=i32s,
     completion=completions,
-    spans=st.lists(st.builds(Span, start=counts, length=counts, call_id=texts), max_size=2).map(
-        tuple
-    ),
+    spans=st.lists(spans, max_size=2).map(tuple),
     continues=st.lists(texts, max_size=2).map(tuple),
     breaks=st.lists(texts, max_size=2).map(tuple),
     requested=st.dictionaries(texts, plain, max_size=3),

@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from clawgym_jax.proxy.tool_calls import canonical_arguments, parse_completion, tool_call_id
 from tests.proxy.support import call_text
 
+finite = st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
+    st.none() | st.booleans() | st.integers() | finite | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -74,11 +71,10 @@ def test_a_call_between_texts(
     assert "".join(parsed.turn.text.split()) == "".join((before + after).split())
 
 
-@given(
-    st.lists(
-        st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "{", '"a"', " "])
-    )
-)
+TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "{", '"a"', " "]
+
+
+@given(st.lists(st.sampled_from(TAGS)))
 def test_parse_loses_nothing_of_any_text(pieces: list[str]) -> None:
     text = "".join(pieces)
     turn = parse_completion(text, "c", cut=False).turn

@@ -70,7 +70,9 @@ async def grade(
             scoring.timeout_s,
             cwd=sandbox.home,  # an empty folder: `python -c` imports from where it stands
         )
-    except (SandboxError, TaskError, WorkspaceTooLarge, OSError) as error:
+    except WorkspaceTooLarge:
+        return Grade(0.0, seconds=time.monotonic() - started_s)  # the agent's own doing
+    except (SandboxError, TaskError, OSError) as error:
         return Grade(None, f"could not grade: {error}", seconds=time.monotonic() - started_s)
     finally:
         await sandbox.close()

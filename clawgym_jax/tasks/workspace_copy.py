@@ -7,13 +7,17 @@ Invariant: nothing outside the source is read, nothing outside the target is wri
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 MAX_BYTES = 1 << 30
 MAX_ENTRIES = 100_000
 MAX_LINKS = 40  # expansions on one path, as in the kernel
+UNREACHABLE = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOENT}
 
 
 class WorkspaceTooLarge(Exception):
@@ -26,29 +30,29 @@ def copy_workspace(source: Path, target: Path, mount: str, without: str) -> None
     `mount` is where the workspace was seen inside the sandbox: absolute links below it are kept.
     """
     budget = _Budget()
-    links: list[tuple[str, str]] = []
+    links: list[str] = []
     pending = [""]
     while pending:
         folder = pending.pop()
-        with os.scandir(source / folder) as entries:
-            for entry in entries:
-                name = os.path.join(folder, entry.name)
-                if name == without:
-                    continue
-                budget.count()
+        for entry in _entries(source / folder):
+            name = os.path.join(folder, entry.name)
+            if name == without:
+                continue
+            budget.count()
+            with _skipping():
                 if entry.is_symlink():
-                    links.append((name, os.readlink(entry.path)))
+                    links.append(name)
                 elif entry.is_dir(follow_symlinks=False):
                     (target / name).mkdir(exist_ok=True)
-                    if os.access(entry.path, os.R_OK | os.X_OK):
-                        pending.append(name)
+                    pending.append(name)
                 elif entry.is_file(follow_symlinks=False):
                     budget.take(entry.stat(follow_symlinks=False).st_size)
-                    _copy_file(entry.path, target / name)
-    for name, points_to in links:
-        end = _resolve(source, name, mount)
-        if end is not None and end[:1] != [without]:
-            os.symlink(points_to, target / name)
+                    shutil.copy2(entry.path, target / name, follow_symlinks=False)
+    for name in links:
+        with _skipping():
+            end = _resolve(source, name, mount)
+            if end is not None and end[:1] != [without]:
+                os.symlink(os.readlink(source / name), target / name)
 
 
 class _Budget:
@@ -67,11 +71,20 @@ class _Budget:
             raise WorkspaceTooLarge(f"the workspace holds more than {MAX_BYTES} bytes")
 
 
-def _copy_file(source: str, target: Path) -> None:
+@contextlib.contextmanager
+def _skipping() -> Iterator[None]:
+    """Leaves out what the agent made unreachable, for a grader as for us."""
     try:
-        shutil.copy2(source, target, follow_symlinks=False)
-    except PermissionError:
-        return  # the agent took its own permission away: the grader would not see it either
+        yield
+    except OSError as error:
+        if error.errno not in UNREACHABLE:
+            raise
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with _skipping(), os.scandir(folder) as entries:
+        return list(entries)
+    return []
 
 
 def _resolve(root: Path, name: str, mount: str) -> list[str] | None:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -60,8 +61,10 @@ class Owner:
     @staticmethod
     def parse(text: str) -> Owner:
         """Reverses `str`; raises ValueError for anything else."""
-        pid, started, boot = text.split("-")
-        return Owner(int(pid), int(started), boot)
+        found = re.fullmatch(r"(\d+)-(\d+)-([0-9a-f]{8})", text)
+        if found is None:
+            raise ValueError(f"not an owner: {text!r}")
+        return Owner(int(found[1]), int(found[2]), found[3])
 
     def __str__(self) -> str:
         return f"{self.pid}-{self.started}-{self.boot}"

@@ -185,7 +185,7 @@ def _fill(rows: PackedRows, weights: np.ndarray, advantage: np.ndarray) -> TreeB
         position=rows.position,
         end=rows.end,
         target=np.where(mask, target, 0).astype(np.int32),
-        pred=np.where(mask, rows.pred, 0).astype(np.int32),
+        pred=rows.pred,
         mask=mask,
         weight=spread(weights),
         advantage=spread(advantage),

@@ -27,7 +27,7 @@ class TreeBatch:
     position: Array  # i32[R, N], depth on the path
     end: Array  # i32[R, N], exclusive depth-first end; j + 1 at padding
     target: Array  # i32[R, K], the trainable token's id
-    pred: Array  # i32[R, K], row index of the token before it on its path
+    pred: Array  # i32[R, K], row index of the token before it on its path, -1 at padding
     mask: Array  # bool[R, K]
     weight: Array  # f32[R, K], W of the tree loss, 0 at padding
     advantage: Array  # f32[R, K]
@@ -53,7 +53,7 @@ class TreeBatch:
         if extra == 0:
             return self
         n = self.tokens.shape[1]
-        fill = {"end": np.arange(1, n + 1, dtype=np.int32), "temperature": np.float32(1)}
+        fill = {"end": np.arange(1, n + 1), "pred": np.int32(-1), "temperature": np.float32(1)}
         columns = {}
         for field in dataclasses.fields(self):
             old = np.asarray(getattr(self, field.name))

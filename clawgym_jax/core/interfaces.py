@@ -80,9 +80,18 @@ class RequestView:
 class Harness(Protocol):
     """An opaque agent program: how to start it and how to read what it is calling for."""
 
-    name: str
-    protocol: str  # which of the proxy's protocols it speaks
-    image: str  # sandbox image it needs ("" = any)
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def protocol(self) -> str:
+        """Which of the proxy's protocols it speaks."""
+        ...
+
+    @property
+    def image(self) -> str:
+        """The sandbox image it needs; "" = any."""
+        ...
 
     def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
         """`workspace` and `home` are paths as seen inside the sandbox."""
@@ -163,9 +172,16 @@ class SandboxFactory(Protocol):
 class Task(Protocol):
     """One problem: an instruction, an initial workspace and a grader."""
 
-    task_id: str
-    instruction: str
-    mount: str  # where the workspace should appear inside the sandbox
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def instruction(self) -> str: ...
+
+    @property
+    def mount(self) -> str:
+        """Where the workspace should appear inside the sandbox."""
+        ...
 
     def fill(self, workspace_host: Path) -> None:
         """Writes the initial files. The grader's files are not among them."""

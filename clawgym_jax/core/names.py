@@ -53,7 +53,7 @@ def draw_name(rng: random.Random, split: Split) -> str:
     if split not in get_args(Split):
         raise ValueError(f"split: expected one of {get_args(Split)}, got {split!r}")
     while True:
-        name = _syllable(rng) + _syllable(rng)
+        name: str = _syllable(rng) + _syllable(rng)
         if name not in RESERVED and name_split(name) == split:
             return name
 

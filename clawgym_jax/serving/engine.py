@@ -192,7 +192,7 @@ def _generate(
     out = apply(graphdef, params, state.last[:, None], position[:, None], attend, cache)
     drawn = draw(apply_logits(graphdef, params, out.hidden[:, 0]), state.knobs)
     new_k, new_v = out.cache  # f[L, S, KV, hd]
-    rows = jnp.arange(slots)
+    rows = jnp.where(state.active, jnp.arange(slots), slots)  # idle slots write to scratch
     step = state.active.astype(jnp.int32)
     return (
         state._replace(

@@ -27,7 +27,7 @@ from clawgym_jax.losses.correction import log_ratio, truncated_importance
 from clawgym_jax.losses.policy import clipped_surrogate
 from clawgym_jax.model.attention import dense_tree_attention
 from clawgym_jax.model.logprobs import TokenLogprobs, token_logprobs
-from clawgym_jax.model.qwen3 import Qwen3, apply
+from clawgym_jax.model.qwen3 import Qwen3, apply, apply_logits
 from clawgym_jax.model.tree_attention import tree_attention
 from clawgym_jax.train.state import TrainState
 
@@ -65,7 +65,12 @@ def score_rows(
 
     out = apply(graphdef, params, jnp.asarray(batch.tokens), jnp.asarray(batch.position), attend)
     return token_logprobs(
-        graphdef, params, out.hidden, batch.pred, batch.target, batch.temperature, loss.logit_chunk
+        functools.partial(apply_logits, graphdef, params),
+        out.hidden,
+        batch.pred,
+        batch.target,
+        batch.temperature,
+        loss.logit_chunk,
     )
 
 

@@ -100,6 +100,19 @@ def test_the_next_turn_prefills_only_its_new_tokens(driver: NativeDriver) -> Non
     )
 
 
+def test_what_a_slot_keeps_survives_the_decoding_of_others(driver: NativeDriver) -> None:
+    first_prompt = prompt_of(30, 20)
+    first = asyncio.run(go(driver, "k1", first_prompt))
+    for i in range(3):
+        asyncio.run(go(driver, f"other{i}", prompt_of(31 + i, 10)))
+    second_prompt = np.concatenate([first_prompt, first.ids, prompt_of(40, 3)])
+    second = asyncio.run(go(driver, "k2", second_prompt))
+    assert second.cached_tok == 20 + 9 - 1
+    np.testing.assert_allclose(
+        second.logprobs, oracle(PARAMS, second_prompt, second.ids, 1.0), atol=1e-5
+    )
+
+
 def test_siblings_copy_a_common_prefix(driver: NativeDriver) -> None:
     prompt = prompt_of(5, 30)
     asyncio.run(go(driver, "s1", prompt))

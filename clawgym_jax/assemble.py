@@ -1,0 +1,266 @@
+"""Chooses the classes behind the interfaces and puts a run together from its configuration.
+
+The only file that knows which sampler, sandbox, harness and task source stands behind a name.
+Invariant: everything opened here is closed by `Assembly.close`, in reverse order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from clawgym_jax.config import TINY_BASE, ExperimentConfig, to_dict
+from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.core.interfaces import Harness, Sampler, Task
+from clawgym_jax.core.log import RecordLog
+from clawgym_jax.core.names import Split
+from clawgym_jax.core.types import Episode, SamplingParams
+from clawgym_jax.evaluate.passk import score_by_harness
+from clawgym_jax.harness.claude_code import ClaudeCode
+from clawgym_jax.harness.pi import Pi
+from clawgym_jax.harness.tiny_chat import TinyChat
+from clawgym_jax.harness.tiny_shell import TinyShell
+from clawgym_jax.model import hf_weights
+from clawgym_jax.proxy.chat_template import ChatCodec
+from clawgym_jax.rollout.demonstrator import Demonstrator
+from clawgym_jax.rollout.episode import Instance
+from clawgym_jax.rollout.scheduler import RolloutHost
+from clawgym_jax.rollout.scripted import ScriptedSampler
+from clawgym_jax.rollout.store import CALLS, EPISODES, EpisodeStore
+from clawgym_jax.sandbox.select import make_sandboxes
+from clawgym_jax.serving.engine import Engine
+from clawgym_jax.serving.native_driver import NativeDriver
+from clawgym_jax.tasks.clawgym import load_tasks
+from clawgym_jax.tasks.toy import toy_tasks
+from clawgym_jax.train.loop import Loop, Parts
+from clawgym_jax.train.progress import Display
+from clawgym_jax.train.run_folder import RunFolder
+from clawgym_jax.train.state import make_optimizer
+from clawgym_jax.train.step import SFT, LossConfig, TrainStep
+
+HARNESSES: dict[str, Callable[[], Harness]] = {
+    "tiny_chat": TinyChat,
+    "tiny_shell": TinyShell,
+    "pi": Pi,
+    "claude_code": ClaudeCode,
+}
+HELDOUT_SEED = 20_250_731  # held-out tasks are the same for every run
+
+
+class LiveEpisodes:
+    """Rolls out what the run's log does not hold yet."""
+
+    def __init__(self, host: RolloutHost, store: EpisodeStore, driver: NativeDriver) -> None:
+        self._host = host
+        self._store = store
+        self._driver = driver
+        self._last = self._totals()
+
+    def collect(
+        self,
+        plan: Sequence[Instance],
+        sampler: Sampler,
+        sampling: SamplingParams,
+        on_policy: bool,
+        on_done: Callable[[Episode], None],
+    ) -> list[Episode]:
+        done, todo = self._store.take(plan)
+        for episode in done.values():
+            on_done(episode)
+        new = self._host.run(todo, sampler, sampling, on_policy=on_policy, on_done=on_done)
+        done |= {episode.record.episode_id: episode for episode in new}
+        return [done[instance.episode_id] for instance in plan]
+
+    def usage(self) -> dict[str, float]:
+        now = self._totals()
+        out = {name: value - self._last[name] for name, value in now.items()}
+        self._last = now
+        return out
+
+    def _totals(self) -> dict[str, float]:
+        stats = self._driver.stats
+        return {
+            "serving_busy_s": stats.busy_s,
+            "decoded_tok": float(stats.sampled_tok),
+            "prefilled_tok": float(stats.prefilled_tok),
+            "cached_tok": float(stats.cached_tok),
+            "decode_steps": float(stats.steps),
+        }
+
+
+class RecordedEpisodes:
+    """Reads a recorded run's episodes instead of rolling out (--from_calls)."""
+
+    def __init__(self, store: EpisodeStore) -> None:
+        self._store = store
+
+    def collect(
+        self,
+        plan: Sequence[Instance],
+        sampler: Sampler,
+        sampling: SamplingParams,
+        on_policy: bool,
+        on_done: Callable[[Episode], None],
+    ) -> list[Episode]:
+        done, missing = self._store.take(plan)
+        if missing:
+            raise ConfigError(
+                f"the recorded run lacks {len(missing)} of {len(plan)} episodes of this step, the "
+                f"first {missing[0].episode_id}: train with the configuration and the number of "
+                "steps of the recorded run"
+            )
+        for episode in done.values():
+            on_done(episode)
+        return [done[instance.episode_id] for instance in plan]
+
+    def usage(self) -> dict[str, float]:
+        return {}
+
+
+class Assembly:
+    """A run, ready to execute. Use as a context manager."""
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        workdir: Path,
+        from_calls: Path | None = None,
+        display: Display | None = None,
+    ) -> None:
+        self.config = config
+        self.display = display or Display()
+        self.folder = RunFolder(workdir, to_dict(config))
+        self._stack = contextlib.ExitStack()
+        try:
+            self._build(config, from_calls)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _build(self, config: ExperimentConfig, from_calls: Path | None) -> None:
+        self.model_path = model_folder(config.model.path)
+        self.codec = ChatCodec.from_folder(self.model_path)
+        self.model, graphdef, params = hf_weights.read(self.model_path)
+        self.driver = self._stack.enter_context(
+            NativeDriver(Engine(graphdef, self.model, config.engine), self.codec.decode)
+        )
+        source: LiveEpisodes | RecordedEpisodes
+        if from_calls is None:
+            source = self._live()
+        else:
+            source = RecordedEpisodes(EpisodeStore(from_calls))
+        self.loop = Loop(
+            self._parts(graphdef, params, source, heldout=from_calls is None),
+            self.folder,
+            config.loop,
+            config.cold_start,
+            config.batch,
+            config.seed,
+            config.evaluate.temperature,
+            self.display,
+        )
+        self._stack.callback(self.loop.close)
+
+    def _live(self) -> LiveEpisodes:
+        store = EpisodeStore(self.folder.path)
+        calls = self._stack.enter_context(RecordLog(self.folder.path / CALLS))
+        episodes = self._stack.enter_context(RecordLog(self.folder.path / EPISODES))
+        sandboxes = make_sandboxes(self.config.sandbox)
+        sandboxes.sweep()
+        host = RolloutHost(
+            f"{self.config.name}-{self.config.seed}",
+            self.codec,
+            calls,
+            episodes,
+            sandboxes,
+            self.config.rollout,
+        )
+        self._stack.enter_context(host)
+        return LiveEpisodes(host, store, self.driver)
+
+    def _parts(
+        self, graphdef: Any, params: Any, source: LiveEpisodes | RecordedEpisodes, heldout: bool
+    ) -> Parts:
+        config = self.config
+        optimizer = make_optimizer(config.optim)
+        cold_optimizer = make_optimizer(config.cold_start.optim)
+        rows = config.model.micro_rows
+        cold_loss = LossConfig(
+            kind=SFT, attention=config.loss.attention, logit_chunk=config.loss.logit_chunk
+        )
+        return Parts(
+            source=source,
+            policy=self.driver,
+            demonstrator=ScriptedSampler(Demonstrator(), self.codec, self.driver),
+            sink=self.driver,
+            cold_programs=TrainStep(graphdef, cold_optimizer, cold_loss, rows),
+            programs=TrainStep(graphdef, optimizer, config.loss, rows),
+            cold_optimizer=cold_optimizer,
+            optimizer=optimizer,
+            base_params=params,
+            demo_tasks=demo_tasks(config),
+            train_tasks=train_tasks(config),
+            heldout_tasks=heldout_tasks(config) if heldout else [],
+            harnesses=[make_harness(name) for name in config.harnesses],
+            summarise=lambda episodes: {
+                name: score.as_dict() for name, score in score_by_harness(episodes).items()
+            },
+        )
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Assembly:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def model_folder(path: str) -> Path:
+    """The shipped base model, or a folder of the user's."""
+    folder = Path(__file__).parent / "data" / TINY_BASE if path == TINY_BASE else Path(path)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"model.path: expected {TINY_BASE!r} or a Hugging Face folder with config.json, "
+            f"got {path!r}"
+        )
+    return folder
+
+
+def make_harness(name: str) -> Harness:
+    if name not in HARNESSES:
+        raise ConfigError(f"harnesses: expected some of {', '.join(HARNESSES)}, got {name!r}")
+    return HARNESSES[name]()
+
+
+def train_tasks(config: ExperimentConfig) -> Sequence[Task]:
+    return _tasks(config, "train", config.tasks.train, config.seed, config.tasks.root)
+
+
+def heldout_tasks(config: ExperimentConfig) -> Sequence[Task]:
+    """Fixed: the same for every seed and run."""
+    source = config.tasks
+    return _tasks(config, "heldout", source.heldout, HELDOUT_SEED, source.heldout_root)
+
+
+def demo_tasks(config: ExperimentConfig) -> Sequence[Task]:
+    count = config.cold_start.demonstrations
+    return _tasks(config, "cold", count, config.seed, config.tasks.root)
+
+
+def _tasks(
+    config: ExperimentConfig, split: Split, count: int, seed: int, root: str
+) -> Sequence[Task]:
+    if config.tasks.kind == "toy":
+        return toy_tasks(split, count, seed)
+    if config.tasks.kind != "clawgym":
+        raise ConfigError(f'tasks.kind: expected "toy" or "clawgym", got {config.tasks.kind!r}')
+    if not root:
+        return []
+    tasks = load_tasks(Path(root))
+    random.Random(f"{seed}/{split}").shuffle(tasks)
+    return tasks[:count]

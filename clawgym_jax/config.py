@@ -1,0 +1,155 @@
+"""An experiment as one frozen tree of dataclasses, and overrides from the command line.
+
+`--override=loop.steps=5` sets a field; a wrong name is an error that names the nearest field, a
+wrong value one that says what was expected. Not here: what the fields do (each beside its code).
+Invariant: two equal configs make equal runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clawgym_jax.batch.from_episodes import BatchConfig
+from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.rollout.scheduler import RolloutConfig
+from clawgym_jax.serving.engine import EngineConfig
+from clawgym_jax.train.loop import LoopConfig
+from clawgym_jax.train.sft import ColdStartConfig
+from clawgym_jax.train.state import OptimConfig
+from clawgym_jax.train.step import LossConfig
+
+TINY_BASE = "tiny_base"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Which weights to start from."""
+
+    path: str = TINY_BASE  # the shipped base model, or a Hugging Face folder of a Qwen3
+    remat: bool = False  # recompute layers in the backward pass: less memory, more time
+    micro_rows: int = 4  # packed rows in one forward and backward pass
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """Which tasks to train and evaluate on."""
+
+    kind: str = "toy"  # "toy" (made from the seed) | "clawgym" (folders)
+    train: int = 4096
+    heldout: int = 128
+    root: str = ""  # folder of ClawGym tasks to train on
+    heldout_root: str = ""  # folder of ClawGym tasks to evaluate on
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class ExperimentConfig:
+    """Everything that makes a run."""
+
+    name: str
+    seed: int = 0
+    sandbox: str = "bubblewrap"  # "auto" | "process" | "bubblewrap" | "docker"
+    harnesses: tuple[str, ...] = ("tiny_chat", "tiny_shell")
+    model: ModelSource = field(default_factory=ModelSource)
+    tasks: TaskSource = field(default_factory=TaskSource)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    evaluate: EvalConfig = field(default_factory=EvalConfig)
+
+
+def to_dict(config: ExperimentConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def load_experiment(path: Path) -> ExperimentConfig:
+    """The `CONFIG` of an experiment file."""
+    import runpy
+
+    if not path.is_file():
+        near = sorted(p.as_posix() for p in Path("experiments").glob("*.py"))
+        raise ConfigError(f"no experiment file at {path}; there are: {', '.join(near) or 'none'}")
+    found = runpy.run_path(str(path)).get("CONFIG")
+    if not isinstance(found, ExperimentConfig):
+        raise ConfigError(f"{path} must define CONFIG, an ExperimentConfig; got {found!r}")
+    return found
+
+
+def override(config: ExperimentConfig, settings: Sequence[str]) -> ExperimentConfig:
+    """Applies "path.to.field=value" settings in order."""
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--override={setting}: expected path.to.field=value")
+        config = _replaced(config, path.split("."), text, path)
+    return config
+
+
+def _replaced(node: Any, path: list[str], text: str, whole: str) -> Any:
+    names = [f.name for f in dataclasses.fields(node)]
+    if path[0] not in names:
+        near = difflib.get_close_matches(whole, _all_paths(node), n=1, cutoff=0.0)
+        near = difflib.get_close_matches(path[0], names, n=1, cutoff=0.4) or near
+        raise ConfigError(
+            f"--override={whole}: no field {path[0]!r}; did you mean {near[0]!r}? "
+            f"fields here: {', '.join(names)}"
+        )
+    old = getattr(node, path[0])
+    if len(path) > 1:
+        if not dataclasses.is_dataclass(old):
+            raise ConfigError(f"--override={whole}: {path[0]!r} is a value, it has no fields")
+        return dataclasses.replace(node, **{path[0]: _replaced(old, path[1:], text, whole)})
+    if dataclasses.is_dataclass(old):
+        inner = [f.name for f in dataclasses.fields(old)]
+        raise ConfigError(f"--override={whole}: name a field of it: {', '.join(inner)}")
+    expected = typing.get_type_hints(type(node))[path[0]]
+    return dataclasses.replace(node, **{path[0]: _parse(text, expected, whole)})
+
+
+def _parse(text: str, expected: Any, whole: str) -> Any:
+    """`text` as a value of the field's type."""
+    if isinstance(expected, types.UnionType):
+        options = [t for t in typing.get_args(expected) if t is not types.NoneType]
+        if text == "None":
+            return None
+        expected = options[0]
+    origin = typing.get_origin(expected) or expected
+    if origin in (str, typing.Literal):
+        return text
+    if origin is tuple:
+        inner = typing.get_args(expected)[0]
+        return tuple(_parse(part.strip(), inner, whole) for part in text.split(",") if part.strip())
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if origin is float and type(value) is int:
+        value = float(value)
+    if type(value) is not origin:
+        raise ConfigError(f"--override={whole}={text}: expected {origin.__name__}, got {text!r}")
+    return value
+
+
+def _all_paths(node: Any, at: str = "") -> list[str]:
+    out: list[str] = []
+    for f in dataclasses.fields(node):
+        value = getattr(node, f.name)
+        here = f"{at}.{f.name}".strip(".")
+        out += _all_paths(value, here) if dataclasses.is_dataclass(value) else [here]
+    return out

@@ -1,0 +1,1 @@
+"""Layer 4: how good a policy is, per harness."""

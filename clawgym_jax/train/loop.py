@@ -1,0 +1,268 @@
+"""The circle: demonstrations -> cold start -> evaluate -> (rollouts -> update -> publish)*.
+
+Every stage can be interrupted and resumes where it was: finished episodes are in the log, the
+state of training is in the latest checkpoint, results of finished stages in progress.json.
+Not here: what the parts are (`assemble` chooses them).
+Invariants: a step's plan depends on (seed, step) only; weights are published before the next
+step's first rollout; a step is checkpointed after its metrics are written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+
+from clawgym_jax.batch.from_episodes import BatchConfig
+from clawgym_jax.core.errors import ClawgymError
+from clawgym_jax.core.interfaces import Harness, Sampler, Task, WeightSink
+from clawgym_jax.core.types import Episode, SamplingParams
+from clawgym_jax.rollout.episode import Instance
+from clawgym_jax.rollout.group import plan_each, plan_step
+from clawgym_jax.train.checkpoint import Checkpoints
+from clawgym_jax.train.metrics import MetricsWriter
+from clawgym_jax.train.progress import Display
+from clawgym_jax.train.reinforce import ReinforceConfig, reinforce
+from clawgym_jax.train.run_folder import RunFolder
+from clawgym_jax.train.sft import ColdStartConfig, train_supervised
+from clawgym_jax.train.state import TrainState, init_state
+from clawgym_jax.train.step import TrainStep
+
+DEMO, TRAIN = "demo", "train"
+OUT_OF_BUSINESS = 0.5  # share of failed episodes in a step at which the run stops with an error
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How long, how wide. Defaults: ClawGym II's mix-harness setting."""
+
+    steps: int = 200
+    instances: int = 32  # (task, harness) pairs per step
+    group_size: int = 8
+    temperature: float = 0.7
+    checkpoint_every: int = 1
+    cold_checkpoint_every: int = 50
+    reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
+
+
+class EpisodeSource(Protocol):
+    """Where a plan's episodes come from: rolled out now, or read from a recorded run."""
+
+    def collect(
+        self,
+        plan: Sequence[Instance],
+        sampler: Sampler,
+        sampling: SamplingParams,
+        on_policy: bool,
+        on_done: Callable[[Episode], None],
+    ) -> list[Episode]: ...
+
+    def usage(self) -> dict[str, float]:
+        """Seconds and tokens since the last call, for the metrics."""
+        ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop is made of."""
+
+    source: EpisodeSource
+    policy: Sampler
+    demonstrator: Sampler | None
+    sink: WeightSink
+    cold_programs: TrainStep
+    programs: TrainStep
+    cold_optimizer: Any
+    optimizer: Any
+    base_params: Any
+    demo_tasks: Sequence[Task]
+    train_tasks: Sequence[Task]
+    heldout_tasks: Sequence[Task]
+    harnesses: Sequence[Harness]
+    summarise: Callable[[Sequence[Episode]], dict[str, dict[str, Any]]]  # harness -> score
+
+
+class Loop:
+    """One run. `execute` returns the held-out results before and after."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        folder: RunFolder,
+        config: LoopConfig,
+        cold: ColdStartConfig,
+        batch: BatchConfig,
+        seed: int,
+        heldout_temperature: float,
+        display: Display,
+    ) -> None:
+        self._parts = parts
+        self._folder = folder
+        self._config = config
+        self._cold = cold
+        self._batch = batch
+        self._seed = seed
+        self._heldout = SamplingParams(temperature=heldout_temperature)
+        self._display = display
+        self._version = 0
+        self._checkpoints = Checkpoints(folder.path / "checkpoints")
+        self._metrics = MetricsWriter(folder.path)
+
+    def execute(self) -> tuple[dict[str, Any], TrainState]:
+        """Runs what is not done yet. Returns (progress, final state)."""
+        start_s = time.perf_counter()
+        state, cursor = self._start()
+        if cursor["stage"] == "cold":
+            state = self._cold_start(state, cursor["done"])
+            state = init_state(state.params, self._parts.optimizer)
+            self._save(state, "train", 0)
+            cursor = {"stage": "train", "done": 0}
+        self._publish(state.params)
+        self._evaluate("before")
+        for step in range(cursor["done"], self._config.steps):
+            state = self._step(state, step)
+        self._evaluate("after")
+        self._checkpoints.wait()
+        seconds = self._folder.progress.get("seconds", 0.0) + time.perf_counter() - start_s
+        self._folder.note(seconds=seconds, done=True)
+        return self._folder.progress, state
+
+    def close(self) -> None:
+        """Keeps what was saved; may be called after an interrupt."""
+        self._checkpoints.close()
+        self._metrics.close()
+
+    # --- where the run stands ------------------------------------------------------------------
+
+    def _start(self) -> tuple[TrainState, dict[str, Any]]:
+        """The latest checkpoint and its cursor, or the base model."""
+        latest = self._checkpoints.latest()
+        stage = "train" if latest is not None and latest >= self._cold.updates else "cold"
+        optimizer = self._parts.cold_optimizer if stage == "cold" else self._parts.optimizer
+        state = init_state(self._parts.base_params, optimizer)
+        if latest is None:
+            return state, {"stage": "cold", "done": 0}
+        state, cursor = self._checkpoints.restore(state)
+        state = jax.tree.map(jax.numpy.asarray, state)
+        self._display.say(f"resuming from {cursor['stage']} update {cursor['done']}")
+        return state, cursor
+
+    def _save(self, state: TrainState, stage: str, done: int) -> None:
+        number = done if stage == "cold" else self._cold.updates + done
+        self._checkpoints.save(number, state, {"stage": stage, "done": done})
+
+    def _publish(self, params: Any) -> None:
+        self._version += 1
+        self._parts.sink.publish(params, self._version)
+
+    # --- stages --------------------------------------------------------------------------------
+
+    def _cold_start(self, state: TrainState, done: int) -> TrainState:
+        if not self._cold.updates or self._parts.demonstrator is None:
+            return state
+        self._publish(self._parts.base_params)
+        plan = plan_each(
+            self._parts.demo_tasks, self._parts.harnesses, split=DEMO, step=0, seed=self._seed
+        )
+        episodes = self._collect(
+            "demonstrations", plan, self._parts.demonstrator, SamplingParams(), on_policy=False
+        )
+        self._folder.note(demonstrator=self._parts.summarise(episodes))
+        with self._display.bar("cold start", self._cold.updates, done) as advance:
+
+            def on_update(update: int, state: TrainState, metrics: dict[str, float]) -> None:
+                advance()
+                self._metrics.write("cold", update, metrics)
+                if update % self._config.cold_checkpoint_every == 0 and update < self._cold.updates:
+                    self._save(state, "cold", update)
+                    self._display.say(f"cold start {update:4d}  nll {metrics['nll']:.3f}")
+
+            return train_supervised(
+                state, self._parts.cold_programs, episodes, self._batch, self._cold,
+                self._seed, on_update, start=done,
+            )  # fmt: skip
+
+    def _step(self, state: TrainState, step: int) -> TrainState:
+        begin_s = time.perf_counter()
+        plan = plan_step(
+            self._parts.train_tasks,
+            self._parts.harnesses,
+            split=TRAIN,
+            step=step,
+            seed=self._seed,
+            instances=self._config.instances,
+            group_size=self._config.group_size,
+        )
+        sampling = SamplingParams(temperature=self._config.temperature)
+        title = f"step {step + 1}/{self._config.steps}"
+        episodes = self._collect(title, plan, self._parts.policy, sampling, on_policy=True)
+        rollout_s = time.perf_counter() - begin_s
+        state, metrics = reinforce(
+            state, self._parts.programs, episodes, self._batch, self._config.reinforce,
+            seed=self._seed * 100_003 + step,
+        )  # fmt: skip
+        publish_s = time.perf_counter()
+        self._publish(state.params)
+        metrics["publish_s"] = time.perf_counter() - publish_s
+        metrics |= {"rollout_s": rollout_s, **self._parts.source.usage()}
+        metrics["step_s"] = time.perf_counter() - begin_s
+        self._metrics.write("train", step + 1, metrics)
+        if (step + 1) % self._config.checkpoint_every == 0 or step + 1 == self._config.steps:
+            self._save(state, "train", step + 1)
+        self._display.say(_step_line(step + 1, self._config.steps, metrics))
+        return state
+
+    def _evaluate(self, when: str) -> None:
+        """Held-out pass@1 per harness, into progress.json under `when`."""
+        if when in self._folder.progress or not self._parts.heldout_tasks:
+            return
+        plan = plan_each(
+            self._parts.heldout_tasks,
+            self._parts.harnesses,
+            split=f"heldout-{when}",
+            step=0,
+            seed=self._seed,
+        )
+        episodes = self._collect(
+            f"held-out {when}", plan, self._parts.policy, self._heldout, on_policy=False
+        )
+        scores = self._parts.summarise(episodes)
+        self._folder.note(**{when: scores})
+        shown = "  ".join(f"{name} {score['mean']:.3f}" for name, score in scores.items())
+        self._display.say(f"held-out pass@1 {when}: {shown}")
+
+    def _collect(
+        self,
+        title: str,
+        plan: Sequence[Instance],
+        sampler: Sampler,
+        sampling: SamplingParams,
+        on_policy: bool,
+    ) -> list[Episode]:
+        with self._display.bar(title, len(plan)) as advance:
+            episodes = self._parts.source.collect(
+                plan, sampler, sampling, on_policy, lambda _: advance()
+            )
+        failed = [e.record for e in episodes if e.reward is None]
+        if len(failed) > OUT_OF_BUSINESS * len(episodes):
+            raise ClawgymError(
+                f"{title}: {len(failed)} of {len(episodes)} episodes gave no reward; the first: "
+                f"{failed[0].outcome}: {failed[0].detail or failed[0].grade.reason}"
+            )
+        return episodes
+
+
+def _step_line(step: int, steps: int, m: dict[str, Any]) -> str:
+    rewards = "  ".join(
+        f"{name.removeprefix('reward/')} {value:.2f}"
+        for name, value in m.items()
+        if name.startswith("reward/")
+    )
+    return (
+        f"step {step:3d}/{steps}  reward {m['reward_mean']:.3f} ({rewards})  "
+        f"entropy {m.get('entropy', 0.0):.3f}  clip {m.get('clip_share', 0.0):.3f}  "
+        f"{m['step_s']:.1f} s"
+    )

@@ -1,0 +1,47 @@
+"""What a person sees while a run works: a bar per stage with its ETA, and a line per step.
+
+On a terminal the bars move; elsewhere (a file, CI) the lines alone tell the story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Display:
+    """One per run."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self.console.print(text)
+
+    @contextmanager
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
+        """Yields a function that moves the bar by one."""
+        progress = Progress(
+            TextColumn("{task.description:<18}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        with progress:
+            task = progress.add_task(title, total=total, completed=done)
+            yield lambda: progress.advance(task)

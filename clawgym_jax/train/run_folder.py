@@ -1,0 +1,79 @@
+"""A run's folder: where everything lies, where the run stands, and a text that explains it.
+
+Not here: what the files contain. Invariant: `progress.json` is replaced whole, never half-written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clawgym_jax.core.errors import ConfigError
+
+README = """\
+This folder is one training run.
+
+config.json     the configuration, every field
+progress.json   which stages are done, and their results
+calls.log       every model call, token for token (msgpack frames; launch/report.py prints them)
+episodes.log    every settled episode with its grade
+metrics.jsonl   one line per step; after a resume the last line of a step counts
+tensorboard/    the same numbers for TensorBoard
+checkpoints/    orbax; the latest one is where a resume starts
+model/          the final policy in Hugging Face form (when the run is done)
+report.html     curves, outcomes, one prefix tree and one transcript
+
+Resume: run the same command with the same --workdir.
+Offline: launch/train.py with --from_calls=THIS_FOLDER trains from the log, without rollouts.
+"""
+
+
+class RunFolder:
+    """Paths and progress of one run."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "README.txt").write_text(README, encoding="utf-8")
+        self._progress = self.path / "progress.json"
+        self._keep_config(config)
+
+    def _keep_config(self, config: Mapping[str, Any]) -> None:
+        """A folder belongs to one configuration: resuming with another is an error."""
+        target = self.path / "config.json"
+        text = json.dumps(config, indent=1, sort_keys=True, default=str)
+        if target.exists() and target.read_text(encoding="utf-8") != text:
+            changed = _differences(json.loads(target.read_text(encoding="utf-8")), json.loads(text))
+            raise ConfigError(
+                f"{self.path} was started with another configuration; changed: "
+                f"{', '.join(changed[:5])}. Use the same flags, or another --workdir"
+            )
+        _replace(target, text)
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        if not self._progress.exists():
+            return {}
+        found: dict[str, Any] = json.loads(self._progress.read_text(encoding="utf-8"))
+        return found
+
+    def note(self, **results: Any) -> None:
+        """Adds to progress.json."""
+        _replace(self._progress, json.dumps(self.progress | results, indent=1))
+
+
+def _replace(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text, encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def _differences(a: Any, b: Any, at: str = "") -> list[str]:
+    """Dotted paths at which two JSON values differ."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = sorted(a.keys() | b.keys())
+        return [d for k in keys for d in _differences(a.get(k), b.get(k), f"{at}.{k}".strip("."))]
+    return [] if a == b else [at]

@@ -1,0 +1,55 @@
+"""What the experiments start from: the paper's public settings, and ours where it gives none.
+
+An experiment file is a small difference to one of these. ours = not public in the paper.
+"""
+
+from __future__ import annotations
+
+from clawgym_jax.batch.from_episodes import TOKEN_MEAN, BatchConfig
+from clawgym_jax.config import ExperimentConfig, ModelSource, TaskSource
+from clawgym_jax.rollout.episode import Limits
+from clawgym_jax.rollout.scheduler import RolloutConfig
+from clawgym_jax.serving.engine import EngineConfig
+from clawgym_jax.train.loop import LoopConfig
+from clawgym_jax.train.reinforce import ReinforceConfig
+from clawgym_jax.train.sft import ColdStartConfig
+from clawgym_jax.train.state import OptimConfig
+from clawgym_jax.train.step import LossConfig
+from clawgym_jax.tree.pack import PackConfig
+
+TINY = ExperimentConfig(
+    name="tiny",
+    sandbox="auto",
+    harnesses=("tiny_chat", "tiny_shell"),
+    model=ModelSource(micro_rows=4),
+    tasks=TaskSource(kind="toy", train=4096, heldout=128),
+    engine=EngineConfig(
+        slots=48,
+        window_tok=768,
+        prefill_batch=8,
+        prefill_chunks=(32, 128, 384),
+        kv_buckets=(384, 512),
+    ),
+    rollout=RolloutConfig(
+        concurrency=48, limits=Limits(episode_s=60.0, window_tok=768, max_tok=96)
+    ),
+    batch=BatchConfig(pack=PackConfig(row_tok=2048, train_tok=1024), weighting=TOKEN_MEAN),
+    loss=LossConfig(clip_low=0.2, clip_high=0.28, correction_cap=2.0),
+    optim=OptimConfig(learning_rate=2e-4, b1=0.9, b2=0.99, weight_decay=0.0, grad_clip=0.2),
+    cold_start=ColdStartConfig(
+        demonstrations=192,
+        updates=300,
+        rollouts_per_update=32,
+        min_reward=0.0,  # all of it, mistakes too: the demonstrator is imperfect
+        optim=OptimConfig(
+            learning_rate=1e-3, warmup_steps=10, decay_steps=300, b2=0.99, weight_decay=0.0
+        ),
+    ),
+    loop=LoopConfig(
+        steps=24,
+        instances=16,
+        group_size=8,
+        temperature=1.0,
+        reinforce=ReinforceConfig(minibatches=4),
+    ),
+)

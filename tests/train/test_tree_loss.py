@@ -1,0 +1,189 @@
+"""The law of the loss, in fp64: training on packed trees equals training on separate paths.
+
+The twin below knows nothing of trees: it runs every call as a row of its own, with a plain causal
+mask, and adds up W_v l_v. The wrong forms of the law are tried too, and each must show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from clawgym_jax.batch.from_episodes import _fill
+from clawgym_jax.batch.tree_batch import TreeBatch
+from clawgym_jax.model.attention import dense_tree_attention
+from clawgym_jax.model.config import Qwen3Config
+from clawgym_jax.model.qwen3 import apply, apply_logits, init
+from clawgym_jax.train.step import LossConfig, loss_sums, score_rows
+from clawgym_jax.tree.filters import FilterConfig, select_calls
+from clawgym_jax.tree.pack import PackConfig, pack
+from tests.tree.histories import random_rollout
+
+KEEP_ALL = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
+ADVANTAGE = np.array([1.3, -0.7, 0.4, -1.1], np.float32)
+WEIGHT = np.array([0.02, 0.05, 0.01, 0.03], np.float32)
+LOSS = LossConfig(clip_low=0.1, clip_high=0.15, correction_cap=1.5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def double_precision() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = Qwen3Config(
+        vocab_size=11, hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
+        intermediate_size=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=8,
+        dtype=jnp.float64, param_dtype=jnp.float64,
+    )  # fmt: skip
+    graphdef, params = init(config, jax.random.key(0))
+    return graphdef, jax.tree.map(lambda x: 4.0 * x if x.ndim > 2 else x, params)
+
+
+def rollouts(seed: int):
+    made = [random_rollout(seed + i, episode=f"e{i}", max_prompt=40) for i in range(4)]
+    return [select_calls(calls, KEEP_ALL) for calls in made]
+
+
+def batch_of(selections, row_tok: int, share: bool = True) -> TreeBatch:
+    rows = pack(selections, PackConfig(row_tok=row_tok, train_tok=64, share_context=share))
+    batch = _fill(rows, WEIGHT, ADVANTAGE)
+    old = np.where(batch.mask, batch.rollout_logprobs * 0.9, 0.0).astype(np.float32)
+    return batch.replace(old_logprobs=old)
+
+
+def separate_paths(graphdef, params, selections) -> jax.Array:
+    """The twin: sum over calls, each its own causal row."""
+    total = jnp.zeros(())
+    for number, selection in enumerate(selections):
+        for call in (selection.tree.calls[i] for i in selection.kept):
+            ids = np.concatenate([call.prompt_ids, call.completion.ids])[None]
+            n = ids.shape[1]
+            end = jnp.full((1, n), n, jnp.int32)
+
+            def attend(q, k, v, cache, end=end):
+                return dense_tree_attention(q, k, v, end), cache
+
+            hidden = apply(graphdef, params, jnp.asarray(ids), jnp.arange(n)[None], attend).hidden
+            logits = apply_logits(graphdef, params, hidden)[0, call.prompt_tok - 1 : -1]
+            new = jnp.take_along_axis(
+                jax.nn.log_softmax(logits), jnp.asarray(call.completion.ids)[:, None], 1
+            )[:, 0]
+            rollout = np.asarray(call.completion.logprobs)
+            old = (rollout * 0.9).astype(np.float32)
+            ratio = jnp.exp(new - old)
+            a = ADVANTAGE[number]
+            surrogate = jnp.minimum(ratio * a, jnp.clip(ratio, 0.9, 1.15) * a)
+            correction = jnp.minimum(jnp.exp(old - rollout), 1.5)
+            total -= WEIGHT[number] * jnp.sum(correction * surrogate)
+    return total
+
+
+def tree_loss(graphdef, params, batch, loss=LOSS) -> jax.Array:
+    return loss_sums(graphdef, loss, params, batch)[0]
+
+
+def gradient_error(a, b) -> float:
+    """Largest difference relative to the largest entry, over all parameters."""
+    scale = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(a))
+    gaps = jax.tree.map(lambda x, y: float(jnp.max(jnp.abs(x - y))), a, b)
+    return max(jax.tree.leaves(gaps)) / scale
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("row_tok", [64, 256])
+@pytest.mark.parametrize("attention", ["blocked", "dense"])
+def test_trees_train_like_separate_paths(model, seed: int, row_tok: int, attention: str) -> None:
+    graphdef, params = model
+    selections = rollouts(100 * seed)
+    batch = batch_of(selections, row_tok, share=bool(seed % 2))
+    loss = LossConfig(
+        clip_low=0.1, clip_high=0.15, correction_cap=1.5, attention=attention, logit_chunk=10
+    )
+    value, grads = jax.value_and_grad(lambda p: tree_loss(graphdef, p, batch, loss))(params)
+    expected, twin = jax.value_and_grad(lambda p: separate_paths(graphdef, p, selections))(params)
+    np.testing.assert_allclose(float(value), float(expected), rtol=1e-6)  # weights are f32
+    assert gradient_error(twin, grads) < 1e-6
+    assert batch.rows > 1 or row_tok == 256
+
+
+def test_logprobs_agree_to_double_precision(model) -> None:
+    graphdef, params = model
+    selections = rollouts(7)
+    packings = []
+    for row_tok, share in ((64, True), (128, False), (256, True)):
+        rows = pack(selections, PackConfig(row_tok=row_tok, train_tok=64, share_context=share))
+        scored = score_rows(graphdef, LOSS, params, _fill(rows, WEIGHT, ADVANTAGE))
+        values = np.asarray(scored.logprobs)
+        packings.append(
+            {
+                (rows.calls[rows.call[r, k]].call_id, int(rows.offset[r, k])): values[r, k]
+                for r, k in zip(*np.nonzero(rows.mask), strict=True)
+            }
+        )
+    for other in packings[1:]:
+        assert other.keys() == packings[0].keys()
+        for key, value in other.items():
+            assert abs(value - packings[0][key]) < 1e-12
+
+
+def wrong_positions(batch: TreeBatch) -> TreeBatch:
+    return batch.replace(position=np.tile(np.arange(batch.tokens.shape[1]), (batch.rows, 1)))
+
+
+def wrong_mask(batch: TreeBatch) -> TreeBatch:
+    return batch.replace(end=np.full_like(batch.end, batch.tokens.shape[1]))
+
+
+def wrong_labels(batch: TreeBatch) -> TreeBatch:
+    """Scored from the token before it in the array instead of its parent."""
+    rows = pack(rollouts(0), PackConfig(row_tok=256, train_tok=64))
+    return batch.replace(pred=np.where(rows.mask, rows.target - 1, 0))
+
+
+def wrong_leaf_weights(batch: TreeBatch) -> TreeBatch:
+    """Every path trained separately: shared sampled tokens count once per leaf below them."""
+    rows = pack(rollouts(0), PackConfig(row_tok=256, train_tok=64))
+    leaves = np.zeros_like(batch.weight)
+    for r, k in zip(*np.nonzero(rows.mask), strict=True):
+        start, stop = rows.target[r, k], rows.end[r, rows.target[r, k]]
+        tips = {int(t) for t in rows.target[r][rows.mask[r]] if start <= t < stop}
+        leaves[r, k] = sum(1 for t in tips if rows.end[r, t] == t + 1)
+    return batch.replace(weight=batch.weight * leaves)
+
+
+@pytest.mark.parametrize("wrong", [wrong_positions, wrong_mask, wrong_labels, wrong_leaf_weights])
+def test_wrong_forms_show(model, wrong) -> None:
+    graphdef, params = model
+    batch = batch_of(rollouts(0), 256)
+    right = jax.grad(lambda p: tree_loss(graphdef, p, batch))(params)
+    bad = jax.grad(lambda p: tree_loss(graphdef, p, wrong(batch)))(params)
+    assert gradient_error(right, bad) > 0.05
+
+
+def test_mixed_signs_summed_before_the_clip_show(model) -> None:
+    """A shared context state with advantages of both signs must be clipped per token."""
+    graphdef, params = model
+    batch = batch_of(rollouts(0), 256)
+    mean = np.where(batch.mask, np.mean(ADVANTAGE), 0.0).astype(np.float32)
+    right = jax.grad(lambda p: tree_loss(graphdef, p, batch))(params)
+    bad = jax.grad(lambda p: tree_loss(graphdef, p, batch.replace(advantage=mean)))(params)
+    assert gradient_error(right, bad) > 0.1
+
+
+def test_padding_contributes_exactly_nothing(model) -> None:
+    graphdef, params = model
+    batch = batch_of(rollouts(3), 128)
+    plain = tree_loss(graphdef, params, batch)
+    padded = batch.padded(batch.rows + 3)
+    assert float(tree_loss(graphdef, params, padded)) == pytest.approx(float(plain), rel=1e-13)
+    empty = jax.grad(
+        lambda p: tree_loss(graphdef, p, padded.rows_between(batch.rows, batch.rows + 3))
+    )(params)
+    assert all(float(jnp.max(jnp.abs(x))) == 0.0 for x in jax.tree.leaves(empty))

@@ -28,7 +28,6 @@ from clawgym_jax.core.errors import SandboxError
 DEFAULT_SOCKET = Path("/var/run/docker.sock")
 START_S = 60.0
 STOP_S = 30.0
-BRIDGE = "172.31.254.1/24"
 
 
 def default_root() -> Path:
@@ -139,8 +138,7 @@ def _command(dockerd: str, root: Path) -> list[str]:
         "--pidfile", str(root / "dockerd.pid"),
         "--storage-driver", "overlay2",
         "--exec-opt", "native.cgroupdriver=cgroupfs",
-        "--userland-proxy=false",
-        "--bip", BRIDGE,
+        "--bridge=none", "--iptables=false", "--ip-forward=false",  # no sandbox has a network
         "--live-restore",
         "--log-level", "warn",
     ]  # fmt: skip

@@ -67,7 +67,7 @@ def _build(client: Any, recipe: Recipe, base: str, say: Say) -> None:
         lines = _prepare(recipe, base, context, say)
         (context / "Dockerfile").write_text("\n".join(lines) + "\n")
         say(f"{recipe.name}: building the image")
-        network = "default" if base and recipe.name == "base" else "none"
+        network = "host" if base and recipe.name == "base" else "none"
         docker.build(client, context, trial, network)
     say(f"{recipe.name}: trying {' '.join(recipe.smoke)}")
     docker.try_image(client, trial, recipe.smoke)

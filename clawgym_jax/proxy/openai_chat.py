@@ -50,6 +50,8 @@ class OpenAIChat:
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Request:
         if body.get("n", 1) != 1:
             raise invalid('"n" to be 1', body["n"], "ask once for each completion")
+        if body.get("functions"):
+            raise invalid('"tools" instead of "functions"', "functions", "this form is retired")
         messages = require(body, "messages", list, "a list of messages")
         options = body.get("stream_options") or {}
         return Request(
@@ -145,6 +147,8 @@ def _assistant(message: Mapping[str, Any], content: Any) -> Turn:
     if not thinking:
         thinking, text = split_thinking(text)
     calls = message.get("tool_calls") or ()
+    if message.get("function_call"):
+        raise invalid('"tool_calls" instead of "function_call"', "function_call")
     if not isinstance(calls, list | tuple):
         raise invalid('"tool_calls" to be a list', calls)
     return Turn("assistant", text, tuple(map(_tool_call, calls)), "", str(thinking))

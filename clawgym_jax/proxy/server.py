@@ -79,6 +79,7 @@ class ProxyServer:
             lifespan="off",
             ws="none",
             server_header=False,
+            date_header=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,
         )
@@ -110,7 +111,7 @@ class ProxyServer:
         for episode_id in list(self._sessions):
             await self.close_episode(episode_id)
         if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
+            self._server.end()
             await self._serving
             self._server = self._serving = None
         if self._socket_path is not None:
@@ -232,7 +233,18 @@ class _EpisodeApp:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn inside our event loop: signals are the program's business."""
+    """uvicorn inside our event loop: no ticks, and signals are the program's business."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        await self._ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

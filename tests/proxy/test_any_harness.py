@@ -1,0 +1,130 @@
+"""Harnesses that do whatever they like to their history: what must hold anyway."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clawgym_jax.core.log import RecordLog
+from clawgym_jax.core.types import SamplingParams
+from clawgym_jax.proxy import EpisodeSpec, EpisodeTrace
+from clawgym_jax.proxy.breaks import extends
+from clawgym_jax.proxy.call_log import read_calls
+from clawgym_jax.proxy.faults import PromptOverflow
+from clawgym_jax.proxy.ledger import common_prefix, ledger_of
+from clawgym_jax.proxy.openai_chat import OpenAIChat
+from clawgym_jax.proxy.session import Session
+from tests.proxy.support import FAST, LOOK, AnyHarness, Asked, ScriptedEngine, call_text, tiny_codec
+
+HABITS = ("append", "retry", "drop", "edit", "tail", "compact", "merge", "forge", "sub-agent")
+SAID = ("done", "", "ok", "<think>\nhm\n</think>\n\nok", call_text("look", {"b": 1, "a": "x"}))
+
+
+class Unruly:
+    """Keeps a history and changes it by habit."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.history: list[Any] = [
+            {"role": "system", "content": "You act."},
+            {"role": "user", "content": "Do it."},
+        ]
+
+    def hears(self, message: dict[str, Any]) -> None:
+        self.history.append(message)
+        for call in message.get("tool_calls", ()):
+            result = {"role": "tool", "tool_call_id": call["id"], "content": "found"}
+            self.history.append(result)
+        if not message.get("tool_calls"):
+            self.history.append({"role": "user", "content": f"go on {self.rng.randrange(3)}"})
+
+    def asks(self, habit: str) -> list[Any]:
+        """The messages of the next request; some habits change the history for good."""
+        spot = self.rng.randrange(1, len(self.history))
+        if habit == "drop" and len(self.history) > 3:
+            del self.history[spot]
+        elif habit == "edit":
+            self.history[spot] = {**self.history[spot], "content": "edited"}
+        elif habit == "compact":
+            self.history[1:] = [{"role": "user", "content": "Continued. Do it."}]
+        elif habit == "merge":
+            self.history.append({"role": "assistant", "content": "ok\nok"})
+        elif habit == "forge":
+            self.history.insert(spot, {"role": "assistant", "content": self.rng.choice(SAID[:3])})
+        if habit == "tail":
+            return [*self.history, {"role": "user", "content": "state"}]
+        if habit == "sub-agent":
+            return [{"role": "system", "content": "You help."}, self.history[1]]
+        return self.history
+
+
+async def episode(habits: list[str], seed: int, path: Path) -> tuple[EpisodeTrace, list[Asked]]:
+    rng = random.Random(seed)
+    codec, protocol = tiny_codec(), OpenAIChat()
+    engine = ScriptedEngine(codec, [rng.choice(SAID) for _ in habits])
+    spec = EpisodeSpec("ep", AnyHarness(), engine, SamplingParams(), 700, 64, seed)
+    harness = Unruly(rng)
+    with RecordLog(path) as log:
+        session = Session(spec, codec, log, "run", FAST)
+        for habit in habits:
+            messages = harness.asks(habit)
+            request = protocol.parse({"model": "m", "messages": messages, "tools": [LOOK]}, {})
+            try:
+                flight = session.submit(session.prepare(request))
+            except PromptOverflow:
+                break
+            answer = await flight.task
+            if rng.random() < 0.9:
+                flight.delivered()
+            flight.detach()
+            if habit not in ("retry", "sub-agent"):
+                harness.hears(protocol.message(request, answer)["choices"][0]["message"])
+        return await session.close(), engine.asked
+
+
+@given(st.lists(st.sampled_from(HABITS), min_size=1, max_size=12), st.integers(0, 10**6))
+@settings(max_examples=60)
+def test_records_are_whole_whatever_a_harness_does(habits: list[str], seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        trace, asked = asyncio.run(episode(habits, seed, path))
+        logged = read_calls(path)
+    calls = trace.calls
+    assert [c.call_id for c in logged] == [c.call_id for c in calls]
+    assert [c.delivery for c in logged] == [c.delivery for c in calls]
+    by_id = {call.call_id: call for call in calls}
+    for call, at_engine in zip(calls, asked, strict=True):
+        assert np.array_equal(call.prompt_ids, at_engine.prompt_ids)
+        earlier = calls[: call.ordinal]
+        shared = max([common_prefix(call.prompt_ids, e.prompt_ids) for e in earlier], default=0)
+        assert call.shared_tok == shared
+        ledger_of(call).require_balance(call.call_id)
+        end = 0
+        for span in call.spans:
+            assert span.start >= end
+            end = span.start + span.length
+            spliced = call.prompt_ids[span.start : end]
+            assert np.array_equal(spliced, by_id[span.call_id].completion.ids)
+        assert len(set(call.continues)) == len(call.continues)
+        last = [e for e in earlier if e.chain == call.chain][-1:]
+        appends = not last or extends(call.prompt_ids, last[0])
+        assert appends or call.breaks
+    seeds = [call.effective.seed for call in calls]
+    assert len(set(seeds)) == len(seeds)
+
+
+@given(st.integers(1, 10), st.integers(0, 10**6))
+@settings(max_examples=20)
+def test_a_harness_that_only_appends_has_no_breaks(rounds: int, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trace, _ = asyncio.run(episode(["append"] * rounds, seed, Path(folder) / "log"))
+    assert not any(call.breaks for call in trace.calls)
+    for call in trace.calls[1:]:
+        assert extends(call.prompt_ids, trace.calls[call.ordinal - 1])

@@ -133,9 +133,22 @@ def test_a_real_harness_works_through_the_proxy(
 
 
 @pytest.mark.usefixtures("images")
+def test_claude_codes_sub_agent_has_a_chain_of_its_own(tmp_path: Path) -> None:
+    ask = {"description": "Greet", "prompt": "Say hi.", "subagent_type": "general-purpose"}
+    script = [call_text("Agent", ask), "Hi from below.", "All done."]
+    played = asyncio.run(play(ClaudeCode(parallel_agents=False), script, tmp_path))
+    assert played.result.returncode == 0 and b"All done." in played.result.stdout
+    first, below, last = played.trace.calls
+    assert (first.chain, last.chain) == ("main", "main") and below.chain not in ("", "main")
+    assert [c.role for c in (first, below, last)] == [Role.MAIN, Role.SUBAGENT, Role.MAIN]
+    assert [span.call_id for span in last.spans] == [first.call_id]
+    assert "Hi from below." in tiny_codec().decode(last.prompt_ids[first.prompt_tok :])
+
+
+@pytest.mark.usefixtures("images")
 def test_a_harness_that_never_called_us_is_seen(tmp_path: Path) -> None:
     """A16: another base URL; nobody is there, and no call is recorded."""
     played = asyncio.run(play(ClaudeCode(max_retries=0), ["unused"], tmp_path, wrong_url=True))
     assert played.result.returncode != 0
-    assert played.trace.calls == ()
+    assert played.trace.calls == () and played.trace.failure == "0 calls captured"
     assert json.loads(played.result.stdout)["is_error"]

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
-import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -26,33 +24,19 @@ from typing import Any, TypeVar
 import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from docker.types import LogConfig, Mount, Ulimit
 from docker.utils.socket import STDOUT, frames_iter
 
 from clawgym_jax.core.errors import SandboxError
 from clawgym_jax.core.interfaces import ExecResult, SandboxSpec
-from clawgym_jax.sandbox import engine, recipes
+from clawgym_jax.sandbox import container, engine
 from clawgym_jax.sandbox.child import KILLED, uncancelled
 from clawgym_jax.sandbox.folders import Folder, Owner, RunFolder
-from clawgym_jax.sandbox.limits import exact_env
-from clawgym_jax.sandbox.local import OUTPUT_LIMIT_BYTES, PROGRAMS, socket_in
+from clawgym_jax.sandbox.local import OUTPUT_LIMIT_BYTES
 
 T = TypeVar("T")
 
-HOME = "/home/agent"
-HOSTNAME = "sandbox"
-PORT = 8080  # on the container's own loopback
-SOCKET_DIR = "/run/proxy"
-PROGRAMS_DIR = "/run/clawgym"
-KEEPER_UID = 65534
-TMP_BYTES = 256 << 20
-GRACE_S = 5  # how much later than ours the container's own timeout strikes
-LABEL = "clawgym"
-# Ends with the program, then takes with it whatever the program left behind.
-WRAPPER = '/usr/bin/timeout -k 2 "$0" "$@"; code=$?; kill -9 -1; exit $code'
-# What an exec has in its environment besides what it is given: the image's, runc's, the shell's.
-ADDED_VARIABLES = ("PATH", "HOME", "HOSTNAME", "PWD", "SHLVL")
 KILL_EVERY_S = 0.5
+ENGINE_ERRORS = (DockerException, requests.RequestException)
 
 
 def connect(address: str | None = None) -> Any:
@@ -66,17 +50,9 @@ def connect(address: str | None = None) -> Any:
     try:
         client = docker.DockerClient(base_url=address, timeout=120, max_pool_size=256)
         client.ping()
-    except (DockerException, requests.RequestException) as error:
+    except ENGINE_ERRORS as error:
         raise SandboxError(f"the Docker engine at {address} does not answer: {error}") from error
     return client
-
-
-def host_label() -> str:
-    """This machine, as labels name it: engines may serve several."""
-    try:
-        return Path("/etc/machine-id").read_text().strip() or socket.gethostname()
-    except OSError:
-        return socket.gethostname()
 
 
 class DockerSandbox:
@@ -84,10 +60,10 @@ class DockerSandbox:
 
     def __init__(self, factory: DockerSandboxes, spec: SandboxSpec, folder: Folder) -> None:
         self.workspace = spec.mount
-        self.home = HOME
+        self.home = container.HOME
         self.workspace_host = folder.work
         self.home_host = folder.home
-        self.base_url = f"http://127.0.0.1:{PORT}" if spec.endpoint_socket else ""
+        self.base_url = f"http://127.0.0.1:{container.PORT}" if spec.endpoint_socket else ""
         self.container: Any = None
         self._factory = factory
         self._folder = folder
@@ -122,7 +98,7 @@ class DockerSandbox:
         execution = _Execution(
             self._factory.client.api,
             self.container.id,
-            _wrapped(argv, env, timeout_s),
+            container.wrapped(argv, env, timeout_s),
             env,
             cwd,
             self._factory.uid,
@@ -231,72 +207,29 @@ class DockerSandboxes:
     def sweep(self) -> int:
         """Removes containers and folders of dead runs of this machine."""
         removed = 0
-        filters = {"label": f"{LABEL}.host={host_label()}"}
-        for container in self.client.containers.list(all=True, filters=filters):
+        filters = {"label": f"{container.LABEL}.host={container.host_label()}"}
+        for found in self.client.containers.list(all=True, filters=filters):
             try:
-                owner = Owner.parse(container.labels.get(f"{LABEL}.owner", ""))
+                owner = Owner.parse(found.labels.get(f"{container.LABEL}.owner", ""))
             except ValueError:
                 continue
             if not owner.alive():
-                _remove(container)
+                _remove(found)
                 removed += 1
         self.folders.sweep()
         return removed
 
     def _create(self, sandbox: DockerSandbox, spec: SandboxSpec, folder: Folder) -> None:
         try:
-            sandbox.container = self.client.containers.create(**self._options(spec, folder))
+            sandbox.container = self.client.containers.create(**container.options(spec, folder))
             sandbox.container.start()
         except ImageNotFound as error:
             raise SandboxError(
                 f"image {spec.image or 'base'!r} is not built: run "
                 f"`python launch/images.py --images={spec.image or 'base'}`"
             ) from error
-        except (DockerException, requests.RequestException) as error:
+        except ENGINE_ERRORS as error:
             raise SandboxError(f"cannot start a container of {spec.image!r}: {error}") from error
-
-    def _options(self, spec: SandboxSpec, folder: Folder) -> dict[str, Any]:
-        name = spec.image or "base"
-        keeper = ["sleep", "infinity"]
-        mounts = [
-            Mount(spec.mount, str(folder.work), type="bind"),
-            Mount(HOME, str(folder.home), type="bind"),
-        ]
-        if spec.endpoint_socket is not None:
-            found = socket_in(spec.endpoint_socket)
-            _admit_keeper(spec.endpoint_socket, found)
-            forward = f"{PROGRAMS_DIR}/forward.py"
-            keeper = ["python3", "-I", "-S", forward, str(PORT), f"{SOCKET_DIR}/{found.name}"]
-            mounts += [
-                Mount(SOCKET_DIR, str(spec.endpoint_socket), type="bind", read_only=True),
-                Mount(PROGRAMS_DIR, str(PROGRAMS), type="bind", read_only=True),
-            ]
-        return {
-            "image": recipes.tag(name) if name in recipes.RECIPES else name,
-            "command": keeper,
-            "user": f"{KEEPER_UID}:{KEEPER_UID}",
-            "hostname": HOSTNAME,
-            "working_dir": "/",
-            "mounts": mounts,
-            "labels": {
-                f"{LABEL}.host": host_label(),
-                f"{LABEL}.owner": str(Owner.current()),
-                f"{LABEL}.run": spec.run_id,
-                f"{LABEL}.episode": spec.episode_id,
-            },
-            "network_mode": "none",
-            "read_only": True,
-            "tmpfs": {"/tmp": f"size={TMP_BYTES},mode=1777"},
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges:true"],
-            "pids_limit": spec.pids,
-            "mem_limit": spec.memory_bytes,
-            "memswap_limit": spec.memory_bytes,
-            "nano_cpus": int(spec.cpus * 1e9),
-            "init": True,
-            "ulimits": [Ulimit(name="core", soft=0, hard=0)],
-            "log_config": LogConfig(type="none"),
-        }
 
 
 class _Execution:
@@ -333,7 +266,7 @@ class _Execution:
                 for which, chunk in frames_iter(stream, tty=False):
                     self._keep(self._out if which == STDOUT else self._err, chunk)
             self.code = int(self._api.exec_inspect(exec_id)["ExitCode"])
-        except (DockerException, requests.RequestException, OSError, TypeError) as error:
+        except (*ENGINE_ERRORS, OSError, TypeError) as error:
             raise SandboxError(f"exec in a container failed: {error}") from error
         return self.code
 
@@ -349,65 +282,13 @@ class _Execution:
             del kept[: -self._limit]
 
 
-def _wrapped(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> list[str]:
-    """`argv` with exactly `env`, under a timeout that holds when we are gone."""
-    limit = str(math.ceil(timeout_s + GRACE_S))
-    return ["/bin/sh", "-c", WRAPPER, limit, *exact_env(argv, env, ADDED_VARIABLES)]
-
-
-def _admit_keeper(folder: Path, endpoint: Path) -> None:
-    """Lets the keeper, and as few others as possible, connect to the proxy's socket."""
-    endpoint.chmod(0o666)
-    if os.getuid() == 0:
-        os.chown(folder, KEEPER_UID, -1)  # and its mode stays 0700
-    else:
-        folder.chmod(0o711)  # what is in the folder still needs an episode's key
-
-
-def _remove(container: Any) -> None:
+def _remove(found: Any) -> None:
     """Removes a container with its anonymous volumes; being gone already is fine."""
     try:
-        container.remove(force=True, v=True)
+        found.remove(force=True, v=True)
     except NotFound:
         return
-    except (DockerException, requests.RequestException) as error:
+    except ENGINE_ERRORS as error:
         if "already in progress" in str(error):
             return
-        raise SandboxError(f"cannot remove container {container.name}: {error}") from error
-
-
-def build(client: Any, context: Path, tag: str, network: str) -> None:
-    """Builds the folder `context` with its Dockerfile; the log's end shows on failure."""
-    log: list[str] = []
-    steps = client.api.build(
-        path=str(context), tag=tag, rm=True, forcerm=True, decode=True, network_mode=network
-    )
-    for step in steps:
-        log.append(str(step.get("stream") or step.get("error") or ""))
-        if "error" in step:
-            raise SandboxError(f"building {tag} failed:\n{''.join(log[-20:])}")
-
-
-def try_image(client: Any, tag: str, command: Sequence[str]) -> None:
-    """Runs `command` in a container as sandboxes run: no network, nobody's user, read-only."""
-    try:
-        client.containers.run(
-            tag,
-            list(command),
-            remove=True,
-            network_mode="none",
-            read_only=True,
-            tmpfs={"/tmp": "", HOME: "uid=1000"},
-            user="1000:1000",
-            environment={"HOME": HOME},
-            labels={f"{LABEL}.host": host_label(), f"{LABEL}.owner": str(Owner.current())},
-        )
-    except DockerException as error:
-        raise SandboxError(f"{tag}: {' '.join(command)} failed: {error}") from error
-
-
-def rename(client: Any, tag: str, new_tag: str) -> None:
-    """Gives an image another tag and takes the old one away."""
-    repository, _, version = new_tag.rpartition(":")
-    client.images.get(tag).tag(repository, version)
-    client.images.remove(tag, noprune=True)
+        raise SandboxError(f"cannot remove container {found.name}: {error}") from error

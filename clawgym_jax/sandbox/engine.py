@@ -126,6 +126,7 @@ def stop(root: Path | None = None) -> bool:
         finally:
             os.close(watch)
         _clear_stale(root)
+        _unmount(root)
     return True
 
 
@@ -167,6 +168,14 @@ def _clear_stale(root: Path) -> None:
         return
     for name in ("dockerd.pid", "docker.sock", "exec/containerd/containerd.pid"):
         (root / name).unlink(missing_ok=True)
+
+
+def _unmount(root: Path) -> None:
+    """Takes away the mounts that engines which were killed left on our folder, newest first."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = [line.split()[4].replace("\\040", " ") for line in lines]
+    for point in reversed([p for p in points if Path(p).is_relative_to(root)]):
+        subprocess.run(["umount", "--lazy", point], check=False, capture_output=True)
 
 
 def _ends(pidfd: int, timeout_s: float) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym_jax.core.errors import SandboxError
-from clawgym_jax.sandbox import docker, recipes
+from clawgym_jax.sandbox import container, docker, recipes
 from clawgym_jax.sandbox.recipes import Recipe
 
 Say = Callable[[str], None]
@@ -68,10 +68,10 @@ def _build(client: Any, recipe: Recipe, base: str, say: Say) -> None:
         (context / "Dockerfile").write_text("\n".join(lines) + "\n")
         say(f"{recipe.name}: building the image")
         network = "host" if base and recipe.name == "base" else "none"
-        docker.build(client, context, trial, network)
+        _engine_build(client, context, trial, network)
     say(f"{recipe.name}: trying {' '.join(recipe.smoke)}")
-    docker.try_image(client, trial, recipe.smoke)
-    docker.rename(client, trial, tag)
+    _try(client, trial, recipe.smoke)
+    _rename(client, trial, tag)
     say(f"{recipe.name}: built {tag} in {time.monotonic() - started_s:.0f} s")
 
 
@@ -162,3 +162,40 @@ def _run(command: Sequence[str], what: str, say: Say) -> None:
             log.seek(0)
             sys.stderr.write(log.read().decode(errors="replace"))
             raise SandboxError(f"{' '.join(command)} failed with exit code {code}; see above")
+
+
+def _engine_build(client: Any, context: Path, tag: str, network: str) -> None:
+    """Builds the folder `context` with its Dockerfile; the log's end shows on failure."""
+    log: list[str] = []
+    steps = client.api.build(
+        path=str(context), tag=tag, rm=True, forcerm=True, decode=True, network_mode=network
+    )
+    for step in steps:
+        log.append(str(step.get("stream") or step.get("error") or ""))
+        if "error" in step:
+            raise SandboxError(f"building {tag} failed:\n{''.join(log[-20:])}")
+
+
+def _try(client: Any, tag: str, command: Sequence[str]) -> None:
+    """Runs `command` in a container as sandboxes run: no network, nobody's user, read-only."""
+    try:
+        client.containers.run(
+            tag,
+            list(command),
+            remove=True,
+            network_mode="none",
+            read_only=True,
+            tmpfs={"/tmp": "", container.HOME: "uid=1000"},
+            user="1000:1000",
+            environment={"HOME": container.HOME},
+            labels=container.owner_labels(),
+        )
+    except docker.ENGINE_ERRORS as error:
+        raise SandboxError(f"{tag}: {' '.join(command)} failed: {error}") from error
+
+
+def _rename(client: Any, tag: str, new_tag: str) -> None:
+    """Gives an image another tag and takes the old one away."""
+    repository, _, version = new_tag.rpartition(":")
+    client.images.get(tag).tag(repository, version)
+    client.images.remove(tag, noprune=True)

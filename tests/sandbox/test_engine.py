@@ -40,6 +40,7 @@ def test_start_restart_and_stop(tmp_path: Path) -> None:
         assert engine.start(root) == address and engine.answers(root / "docker.sock")
         assert engine.stop(root) is True
         assert processes_with(str(root)) == [] and not engine.answers(root / "docker.sock")
+        assert str(root) not in Path("/proc/self/mountinfo").read_text()
         assert engine.stop(root) is False
     finally:
         engine.stop(root)

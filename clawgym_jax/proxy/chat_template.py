@@ -16,38 +16,33 @@ Invariant: a text that a turn carries is in the rendering, or `RequestFault` is 
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.sandbox
 import numpy as np
 import tokenizers
 
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.proxy.faults import invalid
+from clawgym_jax.proxy.rendering import Rendering, RenderingCache
+from clawgym_jax.proxy.template_form import (
+    arguments_text,
+    compile_template,
+    map_strings,
+    message_of,
+    require_present,
+    turn_of,
+)
 from clawgym_jax.proxy.turns import ToolCall, Turn
 
 Tools = Sequence[Mapping[str, Any]]
 _MARKS = tuple(chr(c) for c in range(0xFDD0, 0xFDF0))  # noncharacters: never in real text
 _ANCHOR = "anchor0turn"
 _CACHE_CHARS = 1 << 25
-
-
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """A stretch of environment text."""
-
-    text: str
-    ids: np.ndarray  # i32[N]
-    dropped_thinking: bool = False  # the template leaves a turn's reasoning out
 
 
 class ChatCodec:
@@ -69,7 +64,7 @@ class ChatCodec:
         self._plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
         self._plain.no_truncation()
         self._plain.no_padding()
-        self._template = _compile(template)
+        self._template = compile_template(template)
         self._variables = {
             name: _token_text(config.get(name)) or ""
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -80,7 +75,7 @@ class ChatCodec:
         ends = (self.end_of_turn_id, *others)
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
         self.vocab_size = self._plain.get_vocab_size() + len(self._added)
-        self._cache = _RenderingCache(_CACHE_CHARS)
+        self._cache = RenderingCache(_CACHE_CHARS)
         self.opens_thinking = self._self_check().rstrip().endswith("<think>")
 
     @classmethod
@@ -182,13 +177,13 @@ class ChatCodec:
     ) -> Rendering:
         mark = self._choose_mark(turns, tools)
         escape = self._escaper(mark)
-        messages = [_message(turn, escape) for turn in turns]
+        messages = [message_of(turn, escape) for turn in turns]
         if from_start:
-            shown = [_map_strings(tool, escape) for tool in tools]
+            shown = [map_strings(tool, escape) for tool in tools]
             text = self.template_text(messages, shown, generate)
         else:
             text = self._behind_anchor(messages, generate)
-        dropped = _require_present(text, turns, messages)
+        dropped = require_present(text, turns, messages)
         clean = text.replace(mark, "") if mark else text
         return Rendering(clean, self.encode_rendered(text, mark), dropped)
 
@@ -214,7 +209,7 @@ class ChatCodec:
         texts = [json.dumps(tools, ensure_ascii=False)] if tools else []
         for turn in turns:
             texts += [turn.text, turn.thinking]
-            texts += [part for call in turn.calls for part in (call.name, _plain_json(call))]
+            texts += [part for call in turn.calls for part in (call.name, arguments_text(call))]
         if not any("<" in text and self._added_pattern.search(text) for text in texts):
             return ""
         for mark in _MARKS:
@@ -241,7 +236,7 @@ class ChatCodec:
             Turn("user", "and"),
         ]
         tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-        whole = self.template_text([_message(t, str) for t in turns], tools)
+        whole = self.template_text([message_of(t, str) for t in turns], tools)
         parts = [self._rendering(turns[:2], tools, True, True).text]
         parts += [self._rendering(turns[a:b], (), True, False).text for a, b in ((3, 5), (6, 8))]
         position = 0
@@ -256,86 +251,6 @@ class ChatCodec:
         if position != len(whole):
             raise ConfigError(f"the chat template adds {whole[position:]!r} at the end")
         return whole
-
-
-def turn_of(message: Mapping[str, Any]) -> Turn:
-    """A plain {"role", "content", "tool_calls"} message as a turn."""
-    calls = []
-    for item in message.get("tool_calls") or ():
-        function = item.get("function", item)
-        arguments = function["arguments"]
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        calls.append(ToolCall(str(item.get("id", "")), function["name"], text))
-    return Turn(
-        message["role"],
-        message.get("content") or "",
-        tuple(calls),
-        str(message.get("tool_call_id", "")),
-        message.get("reasoning_content") or "",
-    )
-
-
-def _message(turn: Turn, escape: Callable[[str], str]) -> dict[str, Any]:
-    """A turn in the form that chat templates expect."""
-    message: dict[str, Any] = {"role": turn.role, "content": escape(turn.text)}
-    if turn.thinking:
-        message["reasoning_content"] = escape(turn.thinking)
-    if turn.calls:
-        message["tool_calls"] = [
-            {"type": "function", "function": _function(call, escape)} for call in turn.calls
-        ]
-    return message
-
-
-def _function(call: ToolCall, escape: Callable[[str], str]) -> dict[str, Any]:
-    try:
-        arguments: Any = json.loads(call.arguments)
-    except ValueError:
-        arguments = call.arguments
-    return {"name": escape(call.name), "arguments": _map_strings(arguments, escape)}
-
-
-def _plain_json(call: ToolCall) -> str:
-    """Arguments without \\u escapes, which could hide an added token."""
-    arguments = _function(call, str)["arguments"]
-    return arguments if isinstance(arguments, str) else _to_json(arguments)
-
-
-def _require_present(
-    text: str, turns: Sequence[Turn], messages: Sequence[Mapping[str, Any]]
-) -> bool:
-    """Raises where the template dropped a text; returns whether it dropped reasoning."""
-    position = 0
-    dropped_thinking = False
-    for turn, message in zip(turns, messages, strict=True):
-        wanted = [message["content"].strip()]
-        for call in message.get("tool_calls", ()):
-            arguments = call["function"]["arguments"]
-            wanted += [call["function"]["name"]]
-            wanted += [arguments if isinstance(arguments, str) else _to_json(arguments)]
-        start = position
-        for piece in filter(None, wanted):
-            found = text.find(piece, position)
-            if found < 0:
-                raise invalid(
-                    f"a chat template that renders every {turn.role} turn",
-                    piece,
-                    "this text is missing in the rendering: use a template with that role",
-                )
-            position = found + len(piece)
-        thinking = message.get("reasoning_content", "").strip()
-        dropped_thinking |= bool(thinking) and thinking not in text[start:position]
-    return dropped_thinking
-
-
-def _map_strings(value: Any, function: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {function(str(k)): _map_strings(v, function) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_map_strings(item, function) for item in value]
-    return value
 
 
 def _added_tokens(spec: Mapping[str, Any]) -> dict[str, int]:
@@ -359,43 +274,3 @@ def _pattern_of(added: Mapping[str, int]) -> re.Pattern[str]:
 def _token_text(token: Any) -> str | None:
     """Configurations write a token as text or as {"content": text}."""
     return token.get("content") if isinstance(token, Mapping) else token
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=options.get("ensure_ascii", False), indent=indent)
-
-
-def _compile(source: str) -> jinja2.Template:
-    def raise_exception(message: str) -> NoReturn:
-        raise jinja2.TemplateError(message)
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment.from_string(source)
-
-
-class _RenderingCache:
-    """Recent renderings: the episodes of a group start with the same text."""
-
-    def __init__(self, budget_chars: int) -> None:
-        self._budget_chars = budget_chars
-        self._used_chars = 0
-        self._entries: OrderedDict[Any, Rendering] = OrderedDict()
-
-    def get(self, key: Any, make: Callable[[], Rendering]) -> Rendering:
-        entry = self._entries.get(key)
-        if entry is not None:
-            self._entries.move_to_end(key)
-            return entry
-        entry = make()
-        entry.ids.setflags(write=False)
-        self._entries[key] = entry
-        self._used_chars += len(entry.text)
-        while self._used_chars > self._budget_chars and len(self._entries) > 1:
-            _, old = self._entries.popitem(last=False)
-            self._used_chars -= len(old.text)
-        return entry

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 import secrets
 import time
 from collections import Counter, defaultdict
@@ -20,18 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from clawgym_jax.core.errors import ClawgymError, LogprobError, Overlong
-from clawgym_jax.core.interfaces import RequestView
 from clawgym_jax.core.log import RecordLog
 from clawgym_jax.core.types import (
     CallRecord,
     Completion,
     Delivery,
-    Finish,
-    Role,
     SamplingParams,
     Stop,
 )
 from clawgym_jax.harness.roles import RoleTracker
+from clawgym_jax.proxy.answers import answer_of, visible_text
 from clawgym_jax.proxy.breaks import name_breaks
 from clawgym_jax.proxy.call_log import delivery_frame
 from clawgym_jax.proxy.chat_template import ChatCodec
@@ -40,23 +37,11 @@ from clawgym_jax.proxy.episode import EpisodeSpec, EpisodeTrace
 from clawgym_jax.proxy.faults import FaultKind, PromptOverflow, RequestFault
 from clawgym_jax.proxy.flight import Flight
 from clawgym_jax.proxy.ledger import PromptLedger, balance, ledger_of
+from clawgym_jax.proxy.prepared import Prepared, repeat_key, view_of
 from clawgym_jax.proxy.sampling import sample_patiently, stable_seed
 from clawgym_jax.proxy.settle import settle
 from clawgym_jax.proxy.splice import KnownTurn, Prompt, SampledTurns, compose
-from clawgym_jax.proxy.tool_calls import parse_completion
 from clawgym_jax.proxy.turns import Answer, Request
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request with its prompt, ready to be sampled or joined to a sample."""
-
-    request: Request
-    chain: str
-    role: Role
-    prompt: Prompt
-    received_at_s: float
-    started_s: float  # monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +93,7 @@ class Session:
         started_s = time.perf_counter()
         if self._quarantine:
             raise RequestFault(FaultKind.INTERNAL, f"episode quarantined: {self._quarantine}")
-        chain, role = self._tracker.classify(_view(request))
+        chain, role = self._tracker.classify(view_of(request))
         prompt = self._compose(request)
         if prompt.ids.size >= self.spec.window_tok:
             self.causes["overflow"] += 1
@@ -127,7 +112,7 @@ class Session:
         """The flight that answers a request: the undelivered one of the same request, or new."""
         if self._closed:
             raise RequestFault(FaultKind.NOT_FOUND, f"episode {self.spec.episode_id} is closed")
-        key = _repeat_key(prepared)
+        key = repeat_key(prepared)
         flight = self._flight_of_key.get(key)
         if flight is not None and _joins(flight, prepared.request):
             self.causes["repeat joined"] += 1
@@ -235,7 +220,18 @@ class Session:
 
     def _record(self, prepared: Prepared, slot: _Slot, completion: Completion) -> Answer:
         prompt, request = prepared.prompt, prepared.request
-        answer, text = self._answer(slot.call_id, prompt, completion, prepared.received_at_s)
+        text = visible_text(self._codec, completion)
+        answer = answer_of(
+            self._codec,
+            self._run_id,
+            slot.call_id,
+            prompt,
+            completion,
+            text,
+            prepared.received_at_s,
+        )
+        if answer.malformed_calls:
+            self.causes["malformed tool call"] += answer.malformed_calls
         record = CallRecord(
             run_id=self._run_id,
             episode_id=self.spec.episode_id,
@@ -279,43 +275,6 @@ class Session:
             )
         )
         return answer
-
-    def _answer(
-        self, call_id: str, prompt: Prompt, completion: Completion, received_at_s: float
-    ) -> tuple[Answer, str]:
-        """What the harness sees, and the same as one text."""
-        ids = completion.ids
-        while ids.size and int(ids[-1]) in self._codec.stop_ids:
-            ids = ids[:-1]
-        text = self._codec.decode(ids)
-        if completion.stop_string:
-            text = text.partition(completion.stop_string)[0]
-        cut = completion.finish is not Finish.STOP
-        parsed = parse_completion(
-            text, f"{self._run_id}/{call_id}", cut, self._codec.opens_thinking
-        )
-        if parsed.malformed:
-            self.causes["malformed tool call"] += parsed.malformed
-        answer = Answer(
-            call_id=call_id,
-            turn=parsed.turn,
-            finish=(
-                "length"
-                if cut
-                else "tool"
-                if parsed.turn.calls
-                else "stop_string"
-                if completion.stop_string
-                else "stop"
-            ),
-            stop_string=completion.stop_string,
-            prompt_tok=int(prompt.ids.size),
-            completion_tok=int(completion.ids.size),
-            cached_tok=completion.cached_tok,
-            malformed_calls=parsed.malformed,
-            created_s=int(received_at_s),
-        )
-        return answer, text
 
     def _record_outcome(self, call_id: str, delivery: Delivery) -> None:
         record = self._calls[call_id]
@@ -366,23 +325,6 @@ class Session:
         if stuck:
             self.causes["engine ignored a cancel"] += len(stuck)
             await asyncio.wait(stuck)
-
-
-def _view(request: Request) -> RequestView:
-    return RequestView(
-        headers=request.headers,
-        system=request.system,
-        first_user=request.user_text(last=False),
-        last_user=request.user_text(last=True),
-        tools=request.tool_names,
-    )
-
-
-def _repeat_key(prepared: Prepared) -> bytes:
-    """Equal for requests that ask for the same thing."""
-    digest = hashlib.blake2b(prepared.chain.encode(), digest_size=16)
-    digest.update(prepared.prompt.ids.tobytes())
-    return digest.digest()
 
 
 def _joins(flight: Flight, request: Request) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+FinishKind = Literal["stop", "tool", "length", "stop_string"]
 TurnRole = Literal["system", "user", "assistant", "tool"]
 
 
@@ -75,7 +76,7 @@ class Answer:
 
     call_id: str
     turn: Turn
-    finish: Literal["stop", "tool", "length", "stop_string"]
+    finish: FinishKind
     stop_string: str | None
     prompt_tok: int
     completion_tok: int

@@ -1,0 +1,43 @@
+"""A parsed request with its prompt, and what identifies it.
+
+Invariant: two requests with the same `repeat_key` ask the engine for the same thing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from clawgym_jax.core.interfaces import RequestView
+from clawgym_jax.core.types import Role
+from clawgym_jax.proxy.splice import Prompt
+from clawgym_jax.proxy.turns import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request with its prompt, ready to be sampled or joined to a sample."""
+
+    request: Request
+    chain: str
+    role: Role
+    prompt: Prompt
+    received_at_s: float
+    started_s: float  # monotonic
+
+
+def view_of(request: Request) -> RequestView:
+    return RequestView(
+        headers=request.headers,
+        system=request.system,
+        first_user=request.user_text(last=False),
+        last_user=request.user_text(last=True),
+        tools=request.tool_names,
+    )
+
+
+def repeat_key(prepared: Prepared) -> bytes:
+    """Equal for requests that ask for the same thing."""
+    digest = hashlib.blake2b(prepared.chain.encode(), digest_size=16)
+    digest.update(prepared.prompt.ids.tobytes())
+    return digest.digest()

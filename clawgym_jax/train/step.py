@@ -123,7 +123,7 @@ class TrainStep:
             functools.partial(loss_sums, graphdef, loss), argnums=0, has_aux=True
         )
         self._accumulate = jax.jit(functools.partial(_accumulate, gradient), donate_argnums=(1,))
-        self._apply = jax.jit(functools.partial(_apply, optimizer), donate_argnums=(0, 1))
+        self._apply = jax.jit(functools.partial(_apply, optimizer), donate_argnums=(0,))
         self._zeros = jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params))
 
     def old_logprobs(self, params: Any, batch: TreeBatch) -> np.ndarray:

@@ -11,11 +11,15 @@ keeps checkpoints; `--resume` goes on from the last one.
 """
 
 import json
+import os
 import pathlib
 import sys
 import time
 
-import jax
+# One XLA device per core: small products do not fill more than one core each.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
+import jax  # noqa: E402
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags

@@ -24,9 +24,10 @@ def gmm(
     sizes: jax.Array,  # i32[E], rows of each group
 ) -> jax.Array:
     """f[M, F], by the form that suits the platform."""
-    return jax.lax.platform_dependent(
+    out: jax.Array = jax.lax.platform_dependent(
         x, w, sizes, cpu=block_gmm, default=lambda x, w, sizes: jax.lax.ragged_dot(x, w, sizes)
     )
+    return out
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -59,8 +60,9 @@ def _forward(x: jax.Array, w: jax.Array, sizes: jax.Array, block: int) -> jax.Ar
         product = jnp.dot(part, w[group[i]], preferred_element_type=out.dtype)
         return jax.lax.dynamic_update_slice_in_dim(out, product, start[i], axis=0)
 
-    out = jnp.zeros((rows + block, w.shape[2]), x.dtype)
-    return jax.lax.fori_loop(0, count, body, out)[:rows]
+    out: jax.Array = jnp.zeros((rows + block, w.shape[2]), x.dtype)
+    out = jax.lax.fori_loop(0, count, body, out)
+    return out[:rows]
 
 
 def _weight_gradient(
@@ -79,8 +81,8 @@ def _weight_gradient(
         return dw.at[group[i]].add(jnp.dot(part.T, seen, preferred_element_type=dw.dtype))
 
     precise = jnp.promote_types(like.dtype, jnp.float32)
-    zeros = jnp.zeros(like.shape, precise)
-    return jax.lax.fori_loop(0, count, body, zeros).astype(like.dtype)
+    dw: jax.Array = jax.lax.fori_loop(0, count, body, jnp.zeros(like.shape, precise))
+    return dw.astype(like.dtype)
 
 
 def _vjp_forward(

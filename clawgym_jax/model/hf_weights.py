@@ -72,9 +72,7 @@ def read_config(folder: pathlib.Path | str) -> model_config.Qwen3Config:
     return model_config.from_hf(json.loads(path.read_text(encoding="utf-8")))
 
 
-def write(
-    folder: pathlib.Path | str, config: model_config.Qwen3Config, params: nnx.State
-) -> None:
+def write(folder: pathlib.Path | str, config: model_config.Qwen3Config, params: nnx.State) -> None:
     """Writes config.json and one safetensors file that transformers reads."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,77 +1,82 @@
-"""Log-probs and entropy of trainable tokens, without tokens x vocabulary in memory.
+"""Log-probabilities of chosen tokens without ever holding N x vocabulary scores.
 
-The state that scores a token stands at `pred`, the token before it on its path. Logits exist for
-one chunk of trainable tokens at a time, forward and backward. Not here: which tokens, weights.
-Invariant: a chunk's size changes memory, not results.
+A packed row has K trainable tokens; the logit that scores one comes from the hidden state at
+`pred`, the previous token on its path (not the previous token of the array).  Those states are
+gathered first, then the output head runs over K in chunks that the backward pass recomputes.
+
+Formulas, with z the logits at pred and T the temperature that the token was sampled at:
+    logprob = log softmax(z / T)[target]     raw = log softmax(z)[target]
+    entropy = -sum_v p_v log p_v,  p = softmax(z / T)
+
+Invariant: what comes out at a slot with `pred = -1` (padding) is 0, and so is its gradient.
+Not here: losses, masks of trainable tokens, top-p or top-k (refused in training).
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from clawgym_jax.model.qwen3 import Qwen3, apply_logits
+Head = Callable[[jax.Array], jax.Array]  # f[..., D] -> f32[..., V], `Qwen3.logits`
 
 
 class TokenLogprobs(NamedTuple):
-    """Per trainable token; f32[R, K] each (f64 in double precision)."""
+    """All f32[B, K], 0 at padding."""
 
-    logprobs: jax.Array  # log softmax(logits / temperature)
-    raw_logprobs: jax.Array  # at temperature 1
-    entropy: jax.Array  # of softmax(logits / temperature)
+    logprobs: jax.Array  # under softmax(z / T), the policy that is trained
+    raw_logprobs: jax.Array  # under softmax(z)
+    entropy: jax.Array  # of softmax(z / T)
+
+
+def gather_hidden(hidden: jax.Array, pred: jax.Array) -> jax.Array:
+    """f[B, K, D]: the states f[B, N, D] at pred i32[B, K]; zeros where pred is -1."""
+    taken = jnp.take_along_axis(hidden, jnp.maximum(pred, 0)[..., None], axis=1)
+    return jnp.where((pred >= 0)[..., None], taken, 0)
 
 
 def token_logprobs(
-    graphdef: nnx.GraphDef[Qwen3],
-    params: Any,
-    hidden: jax.Array,  # f[R, N, D], after the final norm
-    pred: jax.Array,  # i32[R, K], where the scoring state stands; any valid index at padding
-    target: jax.Array,  # i32[R, K], token ids
-    temperature: jax.Array,  # f32[R, K], positive
+    head: Head,
+    hidden: jax.Array,  # f[B, N, D], after the final norm
+    pred: jax.Array,  # i32[B, K], -1 at padding
+    target: jax.Array,  # i32[B, K]
+    temperature: jax.Array,  # f32[B, K], > 0
     chunk: int = 512,
 ) -> TokenLogprobs:
-    """Scores `target` after the states at `pred`."""
-    rows, count = target.shape
-    size = min(chunk, count)
-    chunks = -(-count // size)
-    pad = chunks * size - count
+    """Scores `target` at `pred`; at most B x chunk x V logits exist at a time."""
+    if not pred.shape == target.shape == temperature.shape:
+        raise ValueError(
+            "pred, target, temperature: expected one shape [B, K], got "
+            f"{pred.shape}, {target.shape}, {temperature.shape}"
+        )
+    count = pred.shape[1]
+    chunk = max(1, min(chunk, count))
+    real = pred >= 0
+    states = gather_hidden(hidden, pred)  # f[B, K, D]
 
-    def split(x: jax.Array, fill: float) -> jax.Array:
-        """[R, K] -> [chunks, R, size]"""
-        padded = jnp.pad(jnp.asarray(x), ((0, 0), (0, pad)), constant_values=fill)
-        return padded.reshape(rows, chunks, size).swapaxes(0, 1)
+    def chunks(x: jax.Array) -> jax.Array:  # [B, K, ...] -> [ceil(K / chunk), B, chunk, ...]
+        x = jnp.pad(x, ((0, 0), (0, -count % chunk)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.swapaxes(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 0, 1)
 
     @jax.checkpoint
-    def score(
-        params: Any, hidden: jax.Array, at: tuple[jax.Array, jax.Array, jax.Array]
-    ) -> TokenLogprobs:
-        index, ids, temper = at
-        states = jnp.take_along_axis(hidden, index[..., None], axis=1)  # f[R, size, D]
-        logits = apply_logits(graphdef, params, states)
-        return _score(logits, ids, temper)
+    def score(part: tuple[jax.Array, ...]) -> TokenLogprobs:
+        state, *rest = part
+        return _score(head(state), *rest)
 
-    inputs = (split(pred, 0), split(target, 0), split(temperature, 1))
-    if chunks == 1:
-        scored = score(params, hidden, jax.tree.map(lambda x: x[0], inputs))
-        return TokenLogprobs(*scored)
-    _, parts = jax.lax.scan(lambda carry, at: (carry, score(params, hidden, at)), None, inputs)
-
-    def join(x: jax.Array) -> jax.Array:
-        return x.swapaxes(0, 1).reshape(rows, chunks * size)[:, :count]
-
-    return TokenLogprobs(*(join(part) for part in parts))
+    out = jax.lax.map(score, tuple(chunks(x) for x in (states, real, target, temperature)))
+    return TokenLogprobs(*(jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1)[:, :count] for x in out))
 
 
-def _score(logits: jax.Array, ids: jax.Array, temperature: jax.Array) -> TokenLogprobs:
-    """logits f[R, K, V], ids i32[R, K], temperature f32[R, K]"""
-    raw = jax.nn.log_softmax(logits, axis=-1)
-    scaled = jax.nn.log_softmax(logits / temperature[..., None].astype(logits.dtype), axis=-1)
-    at = ids[..., None]
-    return TokenLogprobs(
-        jnp.take_along_axis(scaled, at, axis=-1)[..., 0],
-        jnp.take_along_axis(raw, at, axis=-1)[..., 0],
-        -jnp.sum(jnp.exp(scaled) * scaled, axis=-1),
-    )
+def _score(
+    logits: jax.Array,  # f32[B, C, V]
+    real: jax.Array,  # bool[B, C]
+    target: jax.Array,  # i32[B, C]
+    temperature: jax.Array,  # f32[B, C]
+) -> TokenLogprobs:
+    heat = jnp.where(real, temperature, 1.0)[..., None].astype(logits.dtype)
+    picked = jnp.take_along_axis(logits, target[..., None], axis=-1)
+    raw = picked[..., 0] - jax.nn.logsumexp(logits, axis=-1)
+    log_p = jax.nn.log_softmax(logits / heat, axis=-1)
+    chosen = jnp.take_along_axis(log_p, target[..., None], axis=-1)[..., 0]
+    entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+    return TokenLogprobs(*(jnp.where(real, x, 0) for x in (chosen, raw, entropy)))

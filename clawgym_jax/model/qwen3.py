@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from clawgym_jax.model import moe
 from clawgym_jax.model.config import Qwen3Config
 
+Rope = tuple[jax.Array, jax.Array]  # cos and sin, dtype[B, N, 1, hd/2]
 Cache = Any  # a pytree of arrays with a leading layer axis, or None
 Attend = Callable[
     [jax.Array, jax.Array, jax.Array, Cache],  # q f[B,N,H,hd], k, v f[B,N,KV,hd], layer's cache
@@ -72,7 +74,12 @@ class Layer(nnx.Module):
             self.gate, self.up, self.down = matrix(d, f), matrix(d, f), matrix(f, d)
 
     def __call__(
-        self, x: jax.Array, rope: tuple[jax.Array, jax.Array], attend: Attend, cache: Cache
+        self,
+        x: jax.Array,  # dtype[B, N, D]
+        rope: Rope,
+        attend: Attend,
+        cache: Cache,
+        replay: jax.Array | None,  # i32[B, N, K]
     ) -> tuple[jax.Array, Cache, jax.Array | None, jax.Array | None]:
         """New x, attend's addition, router logits f32[B, N, E] and routing i32[B, N, K]."""
         attended, added = self._attention(x, rope, attend, cache)
@@ -80,11 +87,11 @@ class Layer(nnx.Module):
         normed = rms_norm(x, self.post_norm[...], self.config.rms_norm_eps)
         if not self.is_moe:
             return x + self._dense_mlp(normed), added, None, None
-        out, logits, chosen = self._experts(normed)
+        out, logits, chosen = self._experts(normed, replay)
         return x + out, added, logits, chosen
 
     def _attention(
-        self, x: jax.Array, rope: tuple[jax.Array, jax.Array], attend: Attend, cache: Cache
+        self, x: jax.Array, rope: Rope, attend: Attend, cache: Cache
     ) -> tuple[jax.Array, Cache]:
         eps = self.config.rms_norm_eps
         normed = rms_norm(x, self.input_norm[...], eps)
@@ -98,11 +105,17 @@ class Layer(nnx.Module):
     def _dense_mlp(self, x: jax.Array) -> jax.Array:
         return _project(jax.nn.silu(_project(x, self.gate)) * _project(x, self.up), self.down)
 
-    def _experts(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _experts(
+        self, x: jax.Array, replay: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         config, flat = self.config, x.reshape(-1, x.shape[-1])
         precise = jnp.promote_types(x.dtype, jnp.float32)
         logits = flat.astype(precise) @ self.router[...].astype(precise)
         weights, chosen = moe.route(logits, config.num_experts_per_tok, config.norm_topk_prob)
+        if replay is not None:
+            recorded = replay.reshape(chosen.shape)
+            chosen = jnp.where(recorded >= 0, recorded, chosen)
+            weights = moe.gate_weights(logits, chosen, config.norm_topk_prob)
         params = moe.Experts(*(w[...].astype(x.dtype) for w in (self.gate, self.up, self.down)))
         out = moe.experts(flat, params, weights, chosen)
         rows = x.shape[:2]
@@ -131,8 +144,12 @@ class Qwen3(nnx.Module):
         attend: Attend,
         cache: Cache = None,
         want_routing: bool = False,
+        replay: jax.Array | None = None,  # i32[L_moe, B, N, K]
     ) -> Output:
         """Runs every layer.
+
+        `replay` gives the experts to use (their gate weights still come from this model's
+        router); a token whose ids are -1 is routed as usual.
 
         `cache` is sliced per layer and handed to `attend`; what `attend` returns is stacked
         over layers into `Output.cache` and need not have the cache's structure (return only
@@ -141,10 +158,14 @@ class Qwen3(nnx.Module):
         config = self.config
         rope = rotary(positions, config.head_dim, config.rope_theta, config.dtype)
         x = self.embed[...].astype(config.dtype)[tokens]
-        added, logits, routing, start = [], [], [], 0
-        for segment, (_, count) in zip(self.segments, config.segments, strict=True):
+        added, logits, routing, start, start_moe = [], [], [], 0, 0
+        for segment, (is_moe, count) in zip(self.segments, config.segments, strict=True):
             part = jax.tree.map(lambda leaf, s=start, c=count: leaf[s : s + c], cache)
-            x, ys = self._scan(segment, x, rope, attend, part)
+            forced = None
+            if replay is not None and is_moe:
+                forced = replay[start_moe : start_moe + count]
+                start_moe += count
+            x, ys = self._scan(segment, x, rope, attend, part, forced)
             added.append(ys[0])
             if segment.is_moe:
                 logits.append(ys[1])
@@ -170,20 +191,21 @@ class Qwen3(nnx.Module):
         self,
         segment: Layer,
         x: jax.Array,
-        rope: tuple[jax.Array, jax.Array],
+        rope: Rope,
         attend: Attend,
         cache: Cache,
+        replay: jax.Array | None,
     ) -> tuple[jax.Array, tuple[Cache, jax.Array | None, jax.Array | None]]:
         graphdef, stacked = nnx.split(segment)
 
-        def step(carry: jax.Array, layer: tuple[Any, Cache]) -> tuple[jax.Array, Any]:
-            state, layer_cache = layer
-            out, *rest = nnx.merge(graphdef, state)(carry, rope, attend, layer_cache)
+        def step(carry: jax.Array, layer: tuple[Any, Cache, Any]) -> tuple[jax.Array, Any]:
+            state, *inputs = layer
+            out, *rest = nnx.merge(graphdef, state)(carry, rope, attend, *inputs)
             return out, tuple(rest)
 
         if self.remat:
             step = jax.checkpoint(step, prevent_cse=False)  # scan needs no CSE barrier
-        return jax.lax.scan(step, x, (stacked, cache))
+        return jax.lax.scan(step, x, (stacked, cache, replay))
 
 
 def init(
@@ -193,9 +215,7 @@ def init(
     return nnx.split(Qwen3(config, nnx.Rngs(params=rng), remat), nnx.Param)
 
 
-def abstract(
-    config: Qwen3Config, remat: bool = False
-) -> tuple[nnx.GraphDef[Qwen3], nnx.State]:
+def abstract(config: Qwen3Config, remat: bool = False) -> tuple[nnx.GraphDef[Qwen3], nnx.State]:
     """Like `init`, with shapes in place of arrays: nothing is allocated."""
     model = nnx.eval_shape(lambda: Qwen3(config, nnx.Rngs(params=0), remat))
     return nnx.split(model, nnx.Param)
@@ -209,14 +229,14 @@ def apply(
     attend: Attend,
     cache: Cache = None,
     want_routing: bool = False,
+    replay: jax.Array | None = None,
 ) -> Output:
     """`Qwen3.__call__` as a pure function of the parameters."""
-    return nnx.merge(graphdef, params)(tokens, positions, attend, cache, want_routing)
+    model = nnx.merge(graphdef, params)
+    return model(tokens, positions, attend, cache, want_routing, replay)
 
 
-def apply_logits(
-    graphdef: nnx.GraphDef[Qwen3], params: nnx.State, hidden: jax.Array
-) -> jax.Array:
+def apply_logits(graphdef: nnx.GraphDef[Qwen3], params: nnx.State, hidden: jax.Array) -> jax.Array:
     """`Qwen3.logits` as a pure function of the parameters."""
     return nnx.merge(graphdef, params).logits(hidden)
 
@@ -228,9 +248,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (precise * scale).astype(x.dtype) * weight.astype(x.dtype)
 
 
-def rotary(
-    positions: jax.Array, head_dim: int, theta: float, dtype: Any
-) -> tuple[jax.Array, jax.Array]:
+def rotary(positions: jax.Array, head_dim: int, theta: float, dtype: DTypeLike) -> Rope:
     """cos and sin, each dtype[B, N, 1, hd/2], angles in at least float32."""
     precise = jnp.promote_types(dtype, jnp.float32)
     exponent = jnp.arange(0, head_dim, 2, dtype=precise) / head_dim
@@ -238,7 +256,7 @@ def rotary(
     return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
 
 
-def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x: jax.Array, rope: Rope) -> jax.Array:
     """Rotates pairs (i, i + hd/2), the half-rotation layout of Hugging Face."""
     cos, sin = rope
     low, high = jnp.split(x, 2, axis=-1)

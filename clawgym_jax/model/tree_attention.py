@@ -117,7 +117,8 @@ def _row_forward(
         return (acc / total[..., None]).astype(query.dtype), top + jnp.log(total)
 
     indices = jnp.arange(q.shape[0], dtype=jnp.int32)
-    return jax.lax.map(one_block, (indices, q, counts, orders))
+    out, lse = jax.lax.map(one_block, (indices, q, counts, orders))
+    return out, lse
 
 
 def _backward(

@@ -115,22 +115,33 @@ def _job(w: Writer, stem: str, folder: str, target: str) -> Job:
     )[0]
     i = w.rng.randrange(n)
     if family == "value":
-        ask = w.pick("Write the value of {k} in {s} to {t}", "Find {k} in {s} and put it in {t}",
-                     "What is {k} in {s}? Save it to {t}", "{t} must hold {k} of {s}")
+        ask = w.pick(
+            "Write the value of {k} in {s} to {t}",
+            "Find {k} in {s} and put it in {t}",
+            "What is {k} in {s}? Save it to {t}",
+            "{t} must hold {k} of {s}",
+        )
         answer, command = [values[i]], "echo {x} > {target}"
     elif family == "all":
         ask = w.pick("Copy {s} to {t}", "Copy the file {s} to {t}", "Put a copy of {s} in {t}")
         answer, command = lines, "cp {source} {target}"
     elif family == "first":
-        ask = w.pick("Copy the first line of {s} to {t}", "Write line 1 of {s} to {t}",
-                     "Save the first line of {s} in {t}")
+        ask = w.pick(
+            "Copy the first line of {s} to {t}",
+            "Write line 1 of {s} to {t}",
+            "Save the first line of {s} in {t}",
+        )
         answer, command = [lines[0]], "head -n 1 {source} > {target}"
     elif family == "last":
         ask = w.pick("Copy the last line of {s} to {t}", "Save the last line of {s} in {t}")
         answer, command = [lines[-1]], "tail -n 1 {source} > {target}"
     else:
-        ask = w.pick("Write how many lines {s} has to {t}", "Count the lines of {s} into {t}",
-                     "Write the number of lines in {s} to {t}", "How many lines has {s}? Use {t}")
+        ask = w.pick(
+            "Write how many lines {s} has to {t}",
+            "Count the lines of {s} into {t}",
+            "Write the number of lines in {s} to {t}",
+            "How many lines has {s}? Use {t}",
+        )
         answer, command = [str(n)], "wc -l < {source} > {target}"
     return Job(ask.format(k=keys[i], s=where, t=to) + ".", lines, answer, command)
 

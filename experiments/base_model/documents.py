@@ -37,8 +37,10 @@ def table(w: Writer) -> str:
     text += w.pick("", "\n", "---\n")
     for i in w.rng.sample(range(n), max(1, min(n, w.size // 30))):
         before, after = ask.split("{v}")[0], ask.split("{v}")[1]
-        text += before.replace("{{", "{").format(k=keys[i], j=joint) if "{{" not in before else (
-            before.replace("{{", "{").replace("{k}", keys[i])
+        text += (
+            before.replace("{{", "{").format(k=keys[i], j=joint)
+            if "{{" not in before
+            else (before.replace("{{", "{").replace("{k}", keys[i]))
         )
         text += known(values[i] + after.replace("}}", "}") + "\n")
     return text
@@ -177,8 +179,8 @@ def escape(w: Writer) -> str:
     lines = _content(w, max(2, min(9, w.size // 14)))
     raw, escaped = "\n".join(lines) + "\n", "\\n".join(lines)
     if w.chance(0.7):
-        return raw + w.pick('"', '{"content": "', '{"text": "', '"data": "') + known(
-            escaped + '"\n'
+        return (
+            raw + w.pick('"', '{"content": "', '{"text": "', '"data": "') + known(escaped + '"\n')
         )
     return '"' + escaped + '"\n' + w.pick("", "cat\n", "lines\n") + known(raw)
 
@@ -187,8 +189,14 @@ def instruction(w: Writer) -> str:
     """A sentence and the command or call that does it."""
     x, y, folder = w.value(), w.name(), w.pick("out", "out", "tmp", w.name())
     to = f"{folder}/{y}{w.rng.choice(EXTENSIONS[:3])}"
-    said = w.pick("Write {x} to {t}", "Put {x} in {t}", "Save {x} to the file {t}",
-                  "Make {t} hold {x}", "write {x} into {t}", "The file {t} has to be {x}")
+    said = w.pick(
+        "Write {x} to {t}",
+        "Put {x} in {t}",
+        "Save {x} to the file {t}",
+        "Make {t} hold {x}",
+        "write {x} into {t}",
+        "The file {t} has to be {x}",
+    )
     done = w.pick("echo {x} > {t}", "$ echo {x} > {t}", '{{"path": "{t}", "content": "{x}"}}',
                   'echo "{x}" > {t}', '{{"text": "{x}", "file": "{t}"}}', "{t}: {x}")  # fmt: skip
     return said.format(x=x, t=to) + ".\n" + known(done.format(x=x, t=to) + "\n")

@@ -35,17 +35,13 @@ def names_of(split: names.Split) -> tuple[str, ...]:
         c + v + f for c in names.CONSONANTS for v in names.VOWELS for f in ("", *names.FINALS)
     ]
     candidates = (a + b for a, b in itertools.product(syllables, repeat=2))
-    return tuple(
-        n for n in candidates if n not in names.RESERVED and names.name_split(n) == split
-    )
+    return tuple(n for n in candidates if n not in names.RESERVED and names.name_split(n) == split)
 
 
 class Writer:
     """Seeded source of names and choices for one document of about `size` tokens."""
 
-    def __init__(
-        self, rng: random.Random, size: int, split: names.Split = "pretrain"
-    ) -> None:
+    def __init__(self, rng: random.Random, size: int, split: names.Split = "pretrain") -> None:
         self.rng = rng
         self.size = size
         self._pool = names_of(split)

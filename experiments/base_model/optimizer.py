@@ -23,9 +23,7 @@ def transform(params: Any) -> optax.GradientTransformation:
     labels = jax.tree_util.tree_map_with_path(lambda path, _: _label(path), params)
 
     def axes(tree: Any) -> Any:  # leading axes (layer, expert) are a batch of matrices
-        return jax.tree.map(
-            lambda x: contrib.MuonDimensionNumbers(x.ndim - 2, x.ndim - 1), tree
-        )
+        return jax.tree.map(lambda x: contrib.MuonDimensionNumbers(x.ndim - 2, x.ndim - 1), tree)
 
     muon = contrib.scale_by_muon(beta=0.95, weight_dimension_numbers=axes)
     return optax.chain(

@@ -35,7 +35,7 @@ def _copy(distance: int) -> documents.Kind:
 
     def kind(w: markup.Writer) -> str:
         text = "\n".join(w.names(distance // 3)) + "\n"
-        return text + markup.known(text)
+        return text + "\ncopy\n" + markup.known(text)
 
     return kind
 

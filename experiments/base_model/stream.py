@@ -25,12 +25,12 @@ KINDS: dict[documents.Kind, float] = {
     documents.listing: 0.9,
     documents.shell: 1.0,
     documents.ends: 0.7,
-    documents.count: 1.4,
+    documents.count: 1.8,
     documents.sorting: 0.2,
     documents.escape: 0.8,
     documents.instruction: 0.4,
     dialogues.turns: 0.6,
-    dialogues.read_and_tell: 1.4,
+    dialogues.read_and_tell: 2.0,
     dialogues.episode: 2.2,
 }
 
@@ -80,6 +80,8 @@ def batches(
     """Endless i32[rows, length + 1], f32[rows, length + 1]; batch `start` first."""
     index = start
     while True:
-        made = [row(tokenizer, f"{seed}/{length}/{index}/{r}", length, repeats) for r in range(rows)]
+        made = [
+            row(tokenizer, f"{seed}/{length}/{index}/{r}", length, repeats) for r in range(rows)
+        ]
         yield np.stack([m[0] for m in made]), np.stack([m[1] for m in made])
         index += 1

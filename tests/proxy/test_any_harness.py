@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import tempfile
 from pathlib import Path
@@ -13,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawgym_jax.core.log import RecordLog
-from clawgym_jax.core.types import SamplingParams
+from clawgym_jax.core.types import CallRecord, SamplingParams
 from clawgym_jax.proxy import EpisodeSpec, EpisodeTrace
 from clawgym_jax.proxy.breaks import extends
 from clawgym_jax.proxy.call_log import read_calls
 from clawgym_jax.proxy.faults import PromptOverflow
-from clawgym_jax.proxy.ledger import common_prefix, ledger_of
+from clawgym_jax.proxy.ledger import ledger_of
 from clawgym_jax.proxy.openai_chat import OpenAIChat
 from clawgym_jax.proxy.session import Session
 from tests.proxy.support import FAST, LOOK, AnyHarness, Asked, ScriptedEngine, call_text, tiny_codec
@@ -89,6 +90,12 @@ async def episode(habits: list[str], seed: int, path: Path) -> tuple[EpisodeTrac
         return await session.close(), engine.asked
 
 
+def common(one: CallRecord, other: CallRecord) -> int:
+    """Longest common prefix of two prompts, counted one by one."""
+    pairs = zip(one.prompt_ids.tolist(), other.prompt_ids.tolist(), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 @given(st.lists(st.sampled_from(HABITS), min_size=1, max_size=12), st.integers(0, 10**6))
 @settings(max_examples=60)
 def test_records_are_whole_whatever_a_harness_does(habits: list[str], seed: int) -> None:
@@ -103,7 +110,7 @@ def test_records_are_whole_whatever_a_harness_does(habits: list[str], seed: int)
     for call, at_engine in zip(calls, asked, strict=True):
         assert np.array_equal(call.prompt_ids, at_engine.prompt_ids)
         earlier = calls[: call.ordinal]
-        shared = max([common_prefix(call.prompt_ids, e.prompt_ids) for e in earlier], default=0)
+        shared = max([common(call, e) for e in earlier], default=0)
         assert call.shared_tok == shared
         ledger_of(call).require_balance(call.call_id)
         end = 0

@@ -10,8 +10,13 @@ import pytest
 from clawgym_jax.core.types import Delivery, Finish
 from clawgym_jax.proxy.call_log import read_calls
 from clawgym_jax.proxy.config import ProxyConfig
+from clawgym_jax.proxy.flight import Flight
+from clawgym_jax.proxy.openai_chat import OpenAIChat
+from clawgym_jax.proxy.streaming import Client, answer_stream, answer_whole
+from clawgym_jax.proxy.turns import Answer, Request, Turn
 from tests.proxy.support import Stage, stage
 
+REQUEST = Request("openai-chat", "m", (Turn("user", "Do it."),), (), None)
 USER = {"role": "user", "content": "Do it."}
 PATIENT = ProxyConfig(settle_interval_s=0.002, retry_grace_s=5.0, keepalive_s=0.02)
 HASTY = ProxyConfig(settle_interval_s=0.002, retry_grace_s=0.05, keepalive_s=0.02)
@@ -63,6 +68,55 @@ def test_a_sample_that_ended_unseen_waits_for_the_repeat() -> None:
             assert read_calls(s.log_path)[0].delivery is Delivery.DELIVERED
 
     asyncio.run(run())
+
+
+def test_a_repeat_ends_the_grace() -> None:
+    config = ProxyConfig(settle_interval_s=0.002, retry_grace_s=0.3, keepalive_s=0.02)
+
+    async def run() -> None:
+        async with stage("one", "two", config=config, gated=True) as s:
+            assert s.engine.gate is not None
+            await hang_up(s)
+            repeat = asyncio.create_task(s.chat([USER]))
+            await asyncio.sleep(0.5)
+            s.engine.gate.set()
+            assert (await repeat).json()["choices"][0]["message"]["content"] == "one"
+            assert not s.engine.cancelled
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_left_as_the_sample_came_has_not_got_it(stream: bool) -> None:
+    answer = Answer("ep.0", Turn("assistant", "one"), "stop", None, 1, 1, 0)
+    outcomes: list[Delivery] = []
+
+    async def run(stays: bool) -> None:
+        async def receive() -> dict[str, Any]:
+            if stays:
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        async def send(_: Any) -> None:
+            return None
+
+        async def sample() -> Answer:
+            return answer
+
+        flight = Flight("ep.0", 1, 9.0, lambda: None, lambda _, outcome: outcomes.append(outcome))
+        flight.launch(sample())
+        await flight.task
+        async with Client(receive, send) as client:
+            await asyncio.sleep(0)
+            if stream:
+                await answer_stream(client, OpenAIChat(), REQUEST, flight, 9.0)
+            else:
+                await answer_whole(client, OpenAIChat(), REQUEST, flight)
+
+    asyncio.run(run(stays=False))
+    assert outcomes == []
+    asyncio.run(run(stays=True))
+    assert outcomes == [Delivery.DELIVERED]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -26,16 +26,6 @@ install_missing() {
     apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 }
 
-# A virtual environment in .venv with this package and what its tests need.
-make_environment() {
-  [ -x .venv/bin/python ] || python3 -m venv .venv
-  local wanted
-  wanted=$(sha256sum setup.py | cut -d' ' -f1)
-  [ "$(cat .venv/installed 2>/dev/null)" = "$wanted" ] && return
-  timeout 1500 .venv/bin/python -m pip install -q -e '.[test]'
-  echo "$wanted" > .venv/installed
-}
-
 ENGINE_IS_OURS=no
 
 start_engine() {

@@ -8,6 +8,8 @@ Invariant: a limit is never above the hard limit of this process, so setting it 
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 import shutil
 from collections.abc import Mapping, Sequence
@@ -26,8 +28,9 @@ def prlimit_path() -> str | None:
 def limited(argv: list[str], spec: SandboxSpec, processes: bool) -> list[str]:
     """`argv` under the limits of `spec`.
 
-    `processes`: limit their number too. Only in a user namespace of its own, since elsewhere the
-    kernel counts every process of the user against it.
+    `processes`: limit their number too. Only in a user namespace of its own, since elsewhere (and
+    before Linux 5.14 everywhere) the kernel counts every process of the user against it; and it
+    never holds for root's own processes.
     """
     tool = prlimit_path()
     if tool is None:
@@ -37,7 +40,7 @@ def limited(argv: list[str], spec: SandboxSpec, processes: bool) -> list[str]:
         "data": (resource.RLIMIT_DATA, spec.memory_bytes),  # not AS: node reserves 100 GB of it
         "fsize": (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
     }
-    if processes:
+    if processes and _kernel() >= (5, 14):
         wanted["nproc"] = (resource.RLIMIT_NPROC, spec.pids)
     options = [f"--{name}={_within(which, value)}" for name, (which, value) in wanted.items()]
     return [tool, *options, "--", *argv]
@@ -53,6 +56,12 @@ def exact_env(
     unset = [item for name in added if name not in env for item in ("-u", name)]
     reset = [f"{name}={env[name]}" for name in added if name in env]
     return ["/usr/bin/env", *unset, *reset, *argv]
+
+
+@cache
+def _kernel() -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _within(which: int, value: int) -> int:

@@ -50,7 +50,8 @@ def wilson(successes: float, n: int, z: float = Z95) -> tuple[float, float]:
     centre = p + z * z / (2 * n)
     spread = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    low, high = (centre - spread) / scale, (centre + spread) / scale
+    return max(0.0, min(low, p)), min(1.0, max(high, p))  # rounding must not exclude p
 
 
 def _score(records: Sequence[EpisodeRecord]) -> Score:

@@ -27,6 +27,7 @@ class EpisodeSpec:
     max_tok: int
     seed: int = 0
     on_policy: bool = True  # training: log-probs must be those of the distribution sampled from
+    call_prefix: str = ""  # of call ids; default the episode id. A rerun needs another one
 
     def __post_init__(self) -> None:
         if not self.episode_id or not all(c.isalnum() or c in "-_." for c in self.episode_id):

@@ -164,7 +164,7 @@ class Session:
         )
         self.causes.update(breaks)
         return _Slot(
-            call_id=f"{spec.episode_id}.{ordinal}",
+            call_id=f"{spec.call_prefix or spec.episode_id}.{ordinal}",
             ordinal=ordinal,
             attempt=attempt,
             params=dataclasses.replace(spec.sampling, seed=seed, max_tok=min(limits)),

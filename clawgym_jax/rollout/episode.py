@@ -67,6 +67,7 @@ class Site:
     socket_dir: Path | None
     sandboxes: SandboxFactory
     limits: Limits
+    session: str = ""  # differs per process, so that a rerun after a kill has call ids of its own
 
 
 class _Clock:
@@ -167,6 +168,7 @@ def _episode_spec(
         max_tok=site.limits.max_tok,
         seed=instance.seed,
         on_policy=on_policy,
+        call_prefix=f"{instance.episode_id}.{site.session}" if site.session else "",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import shutil
 import tempfile
 import threading
@@ -68,6 +69,7 @@ class RolloutHost:
             self._socket_dir,
             sandboxes,
             config.limits,
+            session=secrets.token_hex(3),
         )
         self._call(self._site.proxy.start(socket_dir=self._socket_dir))
 

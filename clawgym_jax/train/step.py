@@ -86,6 +86,7 @@ def loss_sums(
     if loss.kind == SFT:
         objective = new * batch.advantage
         clipped = jnp.zeros_like(mask)
+        old = new  # there is no older policy to drift from
     else:
         surrogate = clipped_surrogate(
             new, old, batch.advantage,

@@ -1,0 +1,71 @@
+"""Overrides change one field, and a wrong one says what would have been right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clawgym_jax.config import ExperimentConfig, load_experiment, override, to_dict
+from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.train.run_folder import RunFolder
+
+BASE = ExperimentConfig(name="x")
+EXPERIMENTS = sorted((Path(__file__).resolve().parent.parent / "experiments").glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "value"),
+    [
+        ("loop.steps=5", ("loop", "steps"), 5),
+        ("optim.learning_rate=1e-3", ("optim", "learning_rate"), 1e-3),
+        ("optim.grad_clip=1", ("optim", "grad_clip"), 1.0),
+        ("harnesses=pi,claude_code", ("harnesses",), ("pi", "claude_code")),
+        ("engine.kv_buckets=128,256", ("engine", "kv_buckets"), (128, 256)),
+        ("batch.pack.share_context=False", ("batch", "pack", "share_context"), False),
+        ("rollout.proxy.history=branch", ("rollout", "proxy", "history"), "branch"),
+        ("sandbox=docker", ("sandbox",), "docker"),
+    ],
+)
+def test_an_override_sets_its_field(setting: str, path: tuple[str, ...], value: object) -> None:
+    found: object = override(BASE, [setting])
+    for name in path:
+        found = getattr(found, name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("loop.step=5", "did you mean 'steps'"),
+        ("looop.steps=5", "did you mean 'loop'"),
+        ("loop.steps=many", "expected int, got 'many'"),
+        ("loop.steps=2.5", "expected int"),
+        ("loop=3", "name a field of it"),
+        ("seed.x=3", "is a value"),
+        ("loop.steps", "expected path.to.field=value"),
+        ("loss.kind=ppo2", 'expected "grpo" or "sft"'),
+        ("batch.pack.share_context=yes", "expected bool"),
+    ],
+)
+def test_a_wrong_override_says_what_was_expected(setting: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        override(BASE, [setting])
+
+
+def test_a_missing_experiment_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no experiment file"):
+        load_experiment(tmp_path / "nothing.py")
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("CONFIG = 3\n")
+    with pytest.raises(ConfigError, match="must define CONFIG"):
+        load_experiment(wrong)
+
+
+def test_a_run_folder_belongs_to_one_configuration(tmp_path: Path) -> None:
+    RunFolder(tmp_path, to_dict(BASE)).note(stage="here")
+    again = RunFolder(tmp_path, to_dict(BASE))
+    assert again.progress == {"stage": "here"}
+    with pytest.raises(ConfigError, match=r"changed: loop\.steps"):
+        RunFolder(tmp_path, to_dict(override(BASE, ["loop.steps=7"])))

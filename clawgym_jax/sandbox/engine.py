@@ -26,6 +26,8 @@ from pathlib import Path
 from clawgym_jax.core.errors import SandboxError
 
 DEFAULT_SOCKET = Path("/var/run/docker.sock")
+LONGEST_SOCKET = "exec/containerd/containerd.sock.ttrpc"
+MAX_SOCKET_PATH_BYTES = 107
 START_S = 60.0
 STOP_S = 30.0
 
@@ -76,6 +78,8 @@ def start(root: Path | None = None) -> str:
             "our own Docker engine needs dockerd (package docker.io) and root; "
             "or set DOCKER_HOST to one that runs"
         )
+    if len(os.fsencode(root / LONGEST_SOCKET)) > MAX_SOCKET_PATH_BYTES:
+        raise SandboxError(f"{root} leaves no room for the engine's sockets: name a shorter path")
     root.mkdir(parents=True, exist_ok=True)
     with _locked(root):
         if answers(socket_of(root)):

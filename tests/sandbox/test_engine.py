@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,16 @@ START = "import sys; from pathlib import Path; from clawgym_jax.sandbox import e
 START += "print(engine.start(Path(sys.argv[1])))"
 
 
-def test_start_restart_and_stop(tmp_path: Path) -> None:
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A short path: containerd's sockets lie deep below it."""
+    with tempfile.TemporaryDirectory(prefix="cgj") as folder:
+        yield Path(folder) / "engine"
+
+
+def test_start_restart_and_stop(root: Path) -> None:
     found = shutil.which("dockerd", path="/usr/bin:/usr/local/bin:/usr/sbin:/sbin")
     require(found is not None and os.getuid() == 0, "starting an engine needs dockerd and root")
-    root = tmp_path / "engine"
     address = f"unix://{root}/docker.sock"
     try:
         command = [sys.executable, "-c", START, str(root)]
@@ -52,3 +60,12 @@ def test_without_dockerd_it_says_what_to_do(
     monkeypatch.setattr(shutil, "which", lambda *args, **options: None)
     with pytest.raises(SandboxError, match=r"docker\.io"):
         engine.start(tmp_path)
+
+
+def test_a_root_too_long_for_sockets_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *args, **options: "/usr/sbin/dockerd")
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    with pytest.raises(SandboxError, match="shorter path"):
+        engine.start(tmp_path / ("x" * 100))

@@ -47,7 +47,7 @@ def test_isolated_programs_see_nothing_of_the_host(
             (other.workspace_host / "answer").write_text("secret-of-the-other")
             script = f"""
                 cat {other.workspace_host}/answer {other.workspace_host.parent}/work/answer
-                ls {Path(__file__).parent} /home/agent/.. /work /etc/shadow
+                ls {Path(__file__).parent} /home/agent/.. /srv /etc/shadow
                 cat /etc/shadow
                 cat /proc/[0-9]*/environ | tr '\\0' '\\n' | grep secret
                 ls -d /proc/[0-9]* | wc -l

@@ -53,7 +53,7 @@ def read(
         config = read_config(folder)
     graphdef, params = qwen3.abstract(config)
     with _Tensors(folder) as tensors:
-        for path, variable in params.flat_state():
+        for path, variable in nnx.to_flat_state(params):
             name = "/".join(str(p) for p in path)
             array = _assemble(tensors, path, config)
             if array.shape != variable.shape:
@@ -77,7 +77,7 @@ def write(folder: pathlib.Path | str, config: model_config.Qwen3Config, params: 
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, np.ndarray] = {}
-    for path, variable in params.flat_state():
+    for path, variable in nnx.to_flat_state(params):
         array = np.asarray(variable[...])
         for name, part in _disassemble(path, array, config):
             tensors[name] = np.ascontiguousarray(part)

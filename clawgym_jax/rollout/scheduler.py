@@ -63,7 +63,7 @@ class RolloutHost:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout", daemon=True)
         self._thread.start()
         self._socket_dir = Path(tempfile.mkdtemp(prefix="cg-"))  # short: socket paths are limited
-        self._site = Site(
+        self.site = Site(
             run_id,
             ProxyServer(codec, calls, run_id, config.proxy),
             self._socket_dir,
@@ -71,7 +71,7 @@ class RolloutHost:
             config.limits,
             session=secrets.token_hex(3),
         )
-        self._call(self._site.proxy.start(socket_dir=self._socket_dir))
+        self._call(self.site.proxy.start(socket_dir=self._socket_dir))
 
     def run(
         self,
@@ -90,7 +90,7 @@ class RolloutHost:
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):
-            self._call(self._site.proxy.stop())
+            self._call(self.site.proxy.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -132,7 +132,7 @@ class RolloutHost:
 
         async def one(instance: Instance) -> Episode:
             async with gate:
-                episode = await run_episode(instance, self._site, sampler, sampling, on_policy)
+                episode = await run_episode(instance, self.site, sampler, sampling, on_policy)
             self._episodes.append(episode.record)
             on_done(episode)
             return episode

@@ -3,8 +3,8 @@
     python launch/train.py --experiment=experiments/quickstart.py --workdir=runs/quickstart \\
         [--override=path.to.field=value ...] [--seed=0] [--from_calls=RUN]
 
-The last line printed is a JSON object with the result. Ctrl-C keeps everything; the same command
-goes on from there.
+A run that ends leaves report.html. The last line printed is a JSON object with the result. Ctrl-C
+keeps everything; the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from clawgym_jax.assemble import Assembly
 from clawgym_jax.config import load_experiment, override
 from clawgym_jax.core.errors import ClawgymError
 from clawgym_jax.model import hf_weights
+from clawgym_jax.report.page import write_report
 from clawgym_jax.train.progress import Display
 
 EXPERIMENT = flags.DEFINE_string("experiment", None, "experiment file with a CONFIG", required=True)
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
         progress, state = assembly.loop.execute()
         save_model(assembly, state.params)
     show(display, progress)
+    display.say(f"report: {write_report(assembly.folder.path, assembly.model_path)}")
     print(json.dumps(result(progress)), flush=True)
     return 0
 

@@ -1,0 +1,1 @@
+"""One static page about a run, and its calls in the terminal."""

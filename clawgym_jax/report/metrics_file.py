@@ -1,0 +1,29 @@
+"""The lines of metrics.jsonl, also while the run is writing them.
+
+A twin of `read_metrics` in the training part, which has the same layer and so cannot be imported
+here; a test holds the two equal. Not here: writing.
+Invariant: a step that was repeated after a resume counts by its last line.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+
+
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """In order of the step's first appearance; a torn last line is left out."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    lines: dict[tuple[str, int], dict[str, Any]] = {}
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        lines[line["stage"], line["step"]] = line
+    return list(lines.values())

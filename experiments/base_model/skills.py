@@ -8,15 +8,15 @@ models answer the same questions.
 import dataclasses
 import random
 from collections.abc import Callable
+from typing import Any
 
-import jax
 import numpy as np
 import tokenizers
 
 from clawgym_jax.core.names import Split
 from experiments.base_model import dialogues, documents, markup
 
-Predict = Callable[[np.ndarray], jax.Array]  # i32[B, N] tokens -> i32[B, N], greedy next token
+Predict = Callable[[np.ndarray], Any]  # i32[B, N] tokens -> i32[B, N], greedy next token
 BATCH = 32
 
 
@@ -43,7 +43,7 @@ def _copy(distance: int) -> documents.Kind:
 SKILLS = (
     Skill("copy_32", _copy(32), 0, 96),
     Skill("copy_128", _copy(128), 0, 256),
-    Skill("copy_400", _copy(220), 0, 512),
+    Skill("copy_220", _copy(220), 0, 512),
     Skill("lookup", documents.table, 110, 160),
     Skill("csv", documents.csv, 100, 160),
     Skill("json", documents.json_object, 100, 160),
@@ -99,7 +99,6 @@ def spans_of(
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Token ids and the [begin, end) token ranges that lie wholly in a marked stretch."""
     encoding = tokenizer.encode(markup.plain(marked))
-    starts = {a: i for i, (a, _) in reversed(list(enumerate(encoding.offsets)))}
     spans, position = [], 0
     for piece in marked.split(markup.OPEN):
         inside, *after = piece.split(markup.CLOSE)
@@ -110,5 +109,4 @@ def spans_of(
             if tokens:
                 spans.append((tokens[0], tokens[-1] + 1))
         position += sum(len(part) for part in (inside, *after))
-    del starts
     return encoding.ids, spans

@@ -13,6 +13,7 @@ Not a general tokenizer: English outside the word list costs about two letters a
 import json
 import pathlib
 import re
+from collections.abc import Iterable
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -143,20 +144,24 @@ def _closed_list() -> list[str]:
 
 def _pattern() -> str:
     """One regular expression; the first alternative that matches at a position wins."""
-    punctuation = sorted(vocabulary.PUNCTUATION, key=len, reverse=True)
-    words = sorted({w.strip() for w in vocabulary.WORDS}, key=len, reverse=True)
     extensions = "|".join(re.escape(e) for e in vocabulary.EXTENSIONS)
-    spaced = "|".join(sorted((w[1:] for w in vocabulary.WORDS if w[0] == " "), key=len)[::-1])
+    punctuation = "|".join(_escape(p) for p in _longest_first(vocabulary.PUNCTUATION))
+    words = "|".join(_longest_first({w.strip() for w in vocabulary.WORDS}))
+    spaced = "|".join(_longest_first({w[1:] for w in vocabulary.WORDS if w[0] == " "}))
     return "|".join(
         [
-            "|".join(_escape(p) for p in punctuation),
+            punctuation,
             f"(?:{extensions})(?![A-Za-z_])",
             f" (?:{spaced})(?![A-Za-z_])",
-            f"(?<![A-Za-z_])(?:{'|'.join(words)})(?![A-Za-z_])",
+            f"(?<![A-Za-z_])(?:{words})(?![A-Za-z_])",
             "[A-Za-z]+",
             r"[\s\S]",
         ]
     )
+
+
+def _longest_first(texts: Iterable[str]) -> list[str]:
+    return sorted(texts, key=lambda text: (-len(text), text))
 
 
 def _escape(text: str) -> str:

@@ -13,7 +13,6 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from clawgym_jax.model import attention, qwen3, tree_attention
-from experiments.base_model import optimizer
 
 # Row length, rows per batch, share of plain repetition, accuracy of repeats that ends it.
 STAGES: tuple[tuple[int, int, float, float], ...] = (
@@ -79,7 +78,8 @@ def make_step(
         params: nnx.State, tokens: jax.Array, weights: jax.Array
     ) -> tuple[nnx.State, dict[str, jax.Array]]:
         """Mean over devices: each holds as many rows, of about the same weight."""
-        return jax.lax.pmean(jax.grad(loss_fn, has_aux=True)(params, tokens, weights), "data")
+        grads, metrics = jax.grad(loss_fn, has_aux=True)(params, tokens, weights)
+        return jax.lax.pmean(grads, "data"), jax.lax.pmean(metrics, "data")
 
     def step(
         params: nnx.State, opt_state: Any, tokens: jax.Array, weights: jax.Array, factor: jax.Array
@@ -99,9 +99,10 @@ def make_predict(graphdef: Graph) -> Callable[[nnx.State, np.ndarray], jax.Array
 
 def save(path: pathlib.Path, state: Any, progress: dict[str, float]) -> None:
     """Writes all leaves and the counters of the run, atomically."""
-    leaves = {f"leaf{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(state))}
+    arrays: dict[str, Any] = {f"progress_{k}": np.float64(v) for k, v in progress.items()}
+    arrays |= {f"leaf{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(state))}
     part = path.with_suffix(".part.npz")
-    np.savez(part, **leaves, **{f"progress_{k}": np.float64(v) for k, v in progress.items()})
+    np.savez(part, **arrays)
     part.replace(path)
 
 
@@ -119,6 +120,3 @@ def load(path: pathlib.Path, like: Any) -> tuple[Any, dict[str, float]]:
         if have.shape != want.shape:
             raise ValueError(f"{path}: expected a leaf of shape {want.shape}, got {have.shape}")
     return jax.tree.unflatten(structure, found), progress
-
-
-__all__ = ["STAGES", "load", "logits", "make_predict", "make_step", "optimizer", "save"]

@@ -59,4 +59,5 @@ def draw_name(rng: random.Random, split: Split) -> str:
 
 
 def _syllable(rng: random.Random) -> str:
-    return rng.choice(CONSONANTS) + rng.choice(VOWELS) + rng.choice(("", "", *FINALS))
+    final: str = rng.choice(("", "", *FINALS))
+    return rng.choice(CONSONANTS) + rng.choice(VOWELS) + final

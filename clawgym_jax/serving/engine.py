@@ -14,7 +14,6 @@ Axes: S slots, T window, L layers, b prefill batch, P prefill chunk, V vocabular
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from flax import nnx
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.qwen3 import Qwen3, apply, apply_logits
+from clawgym_jax.serving.attention import attend_chunk, attend_step
 from clawgym_jax.serving.sampling import Draw, Knobs, draw
 
 Params = Any
@@ -186,10 +186,12 @@ def _generate(
     mask = jnp.arange(bucket)[None, :] < position[:, None]  # bool[S, T']
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        return _attend_step(q, k, v, cache[0], cache[1], mask), (k[:, 0], v[:, 0])
+        # `cache` is the layer's number: picked here, the layer is read in place; the scan copies.
+        past_k, past_v = (x[cache, :slots, :bucket] for x in (state.k, state.v))
+        return attend_step(q, k, v, past_k, past_v, mask), (k[:, 0], v[:, 0])
 
-    cache = (state.k[:, :slots, :bucket], state.v[:, :slots, :bucket])
-    out = apply(graphdef, params, state.last[:, None], position[:, None], attend, cache)
+    layers = jnp.arange(state.k.shape[0])
+    out = apply(graphdef, params, state.last[:, None], position[:, None], attend, layers)
     drawn = draw(apply_logits(graphdef, params, out.hidden[:, 0]), state.knobs)
     new_k, new_v = out.cache  # f[L, S, KV, hd]
     rows = jnp.where(state.active, jnp.arange(slots), slots)  # idle slots write to scratch
@@ -206,26 +208,6 @@ def _generate(
     )
 
 
-def _attend_step(
-    q: jax.Array, k: jax.Array, v: jax.Array, past_k: jax.Array, past_v: jax.Array, mask: jax.Array
-) -> jax.Array:
-    """One query per slot over its past and itself. q f[S,1,H,hd], past f[S,T,KV,hd]."""
-    slots, _, heads, width = q.shape
-    kv = k.shape[2]
-    grouped = q.reshape(slots, kv, heads // kv, width)
-    scale = 1.0 / math.sqrt(width)
-    past = jnp.einsum("skgd,stkd->skgt", grouped, past_k, preferred_element_type=jnp.float32)
-    own = jnp.einsum("skgd,skd->skg", grouped, k[:, 0], preferred_element_type=jnp.float32)
-    past = jnp.where(mask[:, None, None], past * scale, -jnp.inf)
-    own = own[..., None] * scale
-    peak = jnp.maximum(jnp.max(past, axis=-1, keepdims=True), own)
-    past, own = jnp.exp(past - peak), jnp.exp(own - peak)
-    total = jnp.sum(past, axis=-1, keepdims=True) + own
-    out = jnp.einsum("skgt,stkd->skgd", (past / total).astype(v.dtype), past_v)
-    out = out + (own / total).astype(v.dtype) * v[:, 0, :, None]
-    return out.reshape(q.shape)
-
-
 def _prefill(
     graphdef: nnx.GraphDef[Qwen3],
     params: Params,
@@ -237,13 +219,12 @@ def _prefill(
     size = batch.tokens.shape[1]
     position = batch.starts[:, None] + jnp.arange(size)[None, :]  # i32[b, P]
     position = jnp.minimum(position, state.k.shape[2] - 1)
-    mask = jnp.arange(bucket)[None, None, :] <= position[:, :, None]  # bool[b, P, T']
     rows = jnp.arange(batch.tokens.shape[0])[:, None]
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         past_k = cache[0].at[rows, position].set(k, mode="drop")
         past_v = cache[1].at[rows, position].set(v, mode="drop")
-        return _attend_chunk(q, past_k, past_v, mask), (past_k, past_v)
+        return attend_chunk(q, past_k, past_v, position), (past_k, past_v)
 
     cache = (state.k[:, batch.sources, :bucket], state.v[:, batch.sources, :bucket])
     out = apply(graphdef, params, jnp.asarray(batch.tokens), position, attend, cache)
@@ -257,17 +238,6 @@ def _prefill(
     logits = apply_logits(graphdef, params, out.hidden).astype(jnp.float32)
     temperature = jnp.where(batch.temperature <= 0, 1.0, batch.temperature)[:, None, None]
     return state, (_pick(logits / temperature, batch.targets), _pick(logits, batch.targets))
-
-
-def _attend_chunk(q: jax.Array, past_k: jax.Array, past_v: jax.Array, mask: jax.Array) -> jax.Array:
-    """P queries per row over the past that includes them. q f[b,P,H,hd], past f[b,T,KV,hd]."""
-    batch, size, heads, width = q.shape
-    kv = past_k.shape[2]
-    grouped = q.reshape(batch, size, kv, heads // kv, width)
-    scores = jnp.einsum("bpkgd,btkd->bkgpt", grouped, past_k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores / math.sqrt(width), -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(past_v.dtype)
-    return jnp.einsum("bkgpt,btkd->bpkgd", weights, past_v).reshape(q.shape)
 
 
 def _pick(logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -1,0 +1,116 @@
+"""How the engine's queries attend to the keys and values of their slots.
+
+`attend_step`: one query per slot (decode). `attend_chunk`: a chunk of a prompt (prefill), in blocks
+of keys with a running softmax where the slot is long, so that no P x T scores are stored and blocks
+behind the chunk's end cost nothing; a 47,000-token prompt is a matter of seconds then, not minutes.
+Not here: where keys and values are kept (`engine`).
+Invariant: what a query gets depends on the keys up to its own position only.
+Axes: b rows, P queries, T keys, H query heads in KV groups of G, hd head width, S slots.
+Source: FlashAttention-2, https://arxiv.org/abs/2307.08691.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+BLOCK = 512  # keys of a block; slots up to this length are attended to at once
+_LOWEST = -1e30  # below any score, yet finite: differences of two of them are not NaN
+
+
+def attend_step(
+    q: jax.Array, k: jax.Array, v: jax.Array, past_k: jax.Array, past_v: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """One query per slot over its past and itself. q f[S,1,H,hd], past f[S,T,KV,hd].
+
+    Written as multiply and reduce: one query against many keys is bound by memory, and this form
+    reads the cache in place where a batched matrix product would copy and transpose it first.
+    """
+    slots, _, heads, width = q.shape
+    kv = k.shape[2]
+    grouped = q.reshape(slots, 1, kv, heads // kv, width).astype(jnp.float32) / math.sqrt(width)
+    past = jnp.sum(grouped * past_k[:, :, :, None].astype(jnp.float32), axis=-1)  # [S, T, KV, G]
+    own = jnp.sum(grouped[:, 0] * k[:, 0, :, None].astype(jnp.float32), axis=-1)  # [S, KV, G]
+    past = jnp.where(mask[:, :, None, None], past, -jnp.inf)
+    peak = jnp.maximum(jnp.max(past, axis=1), own)
+    past, own = jnp.exp(past - peak[:, None]), jnp.exp(own - peak)
+    total = jnp.sum(past, axis=1) + own
+    out = jnp.sum(past[..., None] * past_v[:, :, :, None].astype(jnp.float32), axis=1)
+    out = (out + own[..., None] * v[:, 0, :, None]) / total[..., None]
+    return out.astype(q.dtype).reshape(q.shape)
+
+
+def attend_chunk(
+    q: jax.Array,  # f[b, P, H, hd]
+    past_k: jax.Array,  # f[b, T, KV, hd], the chunk's own keys included
+    past_v: jax.Array,  # f[b, T, KV, hd]
+    position: jax.Array,  # i32[b, P]
+    block: int = BLOCK,
+) -> jax.Array:
+    """P queries per row, each over the keys at and before its position. f[b, P, H, hd]"""
+    if past_k.shape[1] <= block:
+        return _attend_at_once(q, past_k, past_v, position)
+    return _attend_in_blocks(q, past_k, past_v, position, block)
+
+
+def _attend_at_once(
+    q: jax.Array, past_k: jax.Array, past_v: jax.Array, position: jax.Array
+) -> jax.Array:
+    batch, size, heads, width = q.shape
+    kv = past_k.shape[2]
+    mask = jnp.arange(past_k.shape[1])[None, None, :] <= position[:, :, None]  # bool[b, P, T]
+    grouped = q.reshape(batch, size, kv, heads // kv, width)
+    scores = jnp.einsum("bpkgd,btkd->bkgpt", grouped, past_k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores / math.sqrt(width), -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(past_v.dtype)
+    return jnp.einsum("bkgpt,btkd->bpkgd", weights, past_v).reshape(q.shape)
+
+
+def _attend_in_blocks(
+    q: jax.Array, past_k: jax.Array, past_v: jax.Array, position: jax.Array, block: int
+) -> jax.Array:
+    batch, size, heads, width = q.shape
+    kv = past_k.shape[2]
+    group = heads // kv
+    queries = q.reshape(batch, size, kv, group, width).transpose(0, 2, 3, 1, 4)
+    queries = queries.reshape(batch, kv, group * size, width)  # f[b, KV, G * P, hd]
+    keys, values = _by_block(past_k, block), _by_block(past_v, block)
+    seen_until = jnp.tile(position, (1, group))[:, None, :, None]  # i32[b, 1, G * P, 1]
+    scale = 1.0 / math.sqrt(width)
+
+    def step(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        top, total, acc = carry
+        seen = j * block + jnp.arange(block) <= seen_until
+        scores = _dot("bkqd,bktd->bkqt", queries, keys[j]) * scale
+        higher = jnp.maximum(top, jnp.max(jnp.where(seen, scores, _LOWEST), axis=-1))
+        weights = jnp.where(seen, jnp.exp(scores - higher[..., None]), 0)
+        shrink = jnp.exp(top - higher)
+        added = _dot("bkqt,bktd->bkqd", weights.astype(past_v.dtype), values[j])
+        return (
+            higher,
+            total * shrink + jnp.sum(weights, axis=-1),
+            acc * shrink[..., None] + added,
+        )
+
+    start = (
+        jnp.full(queries.shape[:3], _LOWEST, jnp.float32),
+        jnp.zeros(queries.shape[:3], jnp.float32),
+        jnp.zeros(queries.shape, jnp.float32),
+    )
+    count = jnp.max(position) // block + 1  # blocks that some query sees
+    _, total, acc = jax.lax.fori_loop(0, count, step, start)
+    out = (acc / total[..., None]).astype(past_v.dtype).reshape(batch, kv, group, size, width)
+    return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+def _by_block(x: jax.Array, block: int) -> jax.Array:
+    """f[b, T, KV, hd] to f[n, b, KV, block, hd], padded to whole blocks."""
+    batch, length, kv, width = x.shape
+    x = jnp.pad(x, ((0, 0), (0, -length % block), (0, 0), (0, 0)))
+    return x.reshape(batch, -1, block, kv, width).transpose(1, 0, 3, 2, 4)
+
+
+def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)

@@ -113,4 +113,5 @@ def _by_block(x: jax.Array, block: int) -> jax.Array:
 
 
 def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+    product: jax.Array = jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+    return product

@@ -1,0 +1,46 @@
+"""Prefill attention in blocks against the plain form, and against keys that must not matter."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from clawgym_jax.serving.attention import attend_chunk
+
+QUERIES, KEYS = 5, 37
+
+
+def some(shape: tuple[int, ...], seed: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def inputs() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    starts = jnp.array([0, 7, 31])
+    position = starts[:, None] + jnp.arange(QUERIES)[None]
+    return some((3, QUERIES, 4, 6), 0), some((3, KEYS, 2, 6), 1), some((3, KEYS, 2, 6), 2), position
+
+
+@pytest.mark.parametrize("block", [1, 4, 8, 36])
+def test_blocks_change_nothing(block: int) -> None:
+    plain = attend_chunk(*inputs(), block=KEYS)
+    blocked = jax.jit(attend_chunk, static_argnames="block")(*inputs(), block=block)
+    np.testing.assert_allclose(blocked, plain, atol=2e-6)
+
+
+@pytest.mark.parametrize("block", [4, KEYS])
+def test_keys_behind_a_query_do_not_matter(block: int) -> None:
+    q, k, v, position = inputs()
+    behind = jnp.arange(KEYS)[None, :, None, None] > position[:, -1, None, None, None]
+    other = attend_chunk(
+        q, jnp.where(behind, 1e3, k), jnp.where(behind, -1e3, v), position, block=block
+    )
+    np.testing.assert_array_equal(other, attend_chunk(q, k, v, position, block=block))
+
+
+def test_grouped_heads_share_their_keys() -> None:
+    q, k, v, position = inputs()
+    spread = [jnp.repeat(x, 2, axis=2) for x in (k, v)]
+    blocked = attend_chunk(q, k, v, position, block=8)
+    np.testing.assert_allclose(blocked, attend_chunk(q, *spread, position, block=8), atol=2e-6)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from clawgym_jax.batch.from_episodes import TOKEN_MEAN, BatchConfig
 from clawgym_jax.config import ExperimentConfig, ModelSource, TaskSource
+from clawgym_jax.proxy.config import ProxyConfig
 from clawgym_jax.rollout.episode import Limits
 from clawgym_jax.rollout.scheduler import RolloutConfig
 from clawgym_jax.serving.engine import EngineConfig
@@ -21,28 +22,30 @@ TINY = ExperimentConfig(
     name="tiny",
     sandbox="auto",
     harnesses=("tiny_chat", "tiny_shell"),
-    model=ModelSource(micro_rows=4),
+    model=ModelSource(micro_rows=1),
     tasks=TaskSource(kind="toy", train=4096, heldout=128),
     engine=EngineConfig(
         slots=48,
         window_tok=768,
         prefill_batch=8,
         prefill_chunks=(32, 128, 384),
-        kv_buckets=(384, 512),
+        kv_buckets=(256, 384, 512),
     ),
     rollout=RolloutConfig(
-        concurrency=48, limits=Limits(episode_s=60.0, window_tok=768, max_tok=96)
+        concurrency=48,
+        limits=Limits(episode_s=60.0, window_tok=768, max_tok=96),
+        proxy=ProxyConfig(settle_interval_s=0.002),
     ),
     batch=BatchConfig(pack=PackConfig(row_tok=2048, train_tok=1024), weighting=TOKEN_MEAN),
     loss=LossConfig(clip_low=0.2, clip_high=0.28, correction_cap=2.0),
     optim=OptimConfig(learning_rate=2e-4, b1=0.9, b2=0.99, weight_decay=0.0, grad_clip=0.2),
     cold_start=ColdStartConfig(
         demonstrations=192,
-        updates=300,
+        updates=120,
         rollouts_per_update=32,
         min_reward=0.0,  # all of it, mistakes too: the demonstrator is imperfect
         optim=OptimConfig(
-            learning_rate=1e-3, warmup_steps=10, decay_steps=300, b2=0.99, weight_decay=0.0
+            learning_rate=1e-3, warmup_steps=10, decay_steps=120, b2=0.99, weight_decay=0.0
         ),
     ),
     loop=LoopConfig(

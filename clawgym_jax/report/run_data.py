@@ -16,9 +16,9 @@ from typing import Any
 import clawgym_jax
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.log import read_log
+from clawgym_jax.core.metrics_file import read_metrics
 from clawgym_jax.core.types import CallRecord, Episode, EpisodeRecord, Role
 from clawgym_jax.proxy.call_log import join_deliveries
-from clawgym_jax.report.metrics_file import read_lines
 from clawgym_jax.rollout.store import CALLS, EPISODES
 
 _MANY_CALLS = 6  # more calls than this make an episode no better as an example
@@ -61,7 +61,7 @@ class _Census:
 def load_run(folder: Path) -> RunData:
     """Raises ConfigError where there is no such folder."""
     require_folder(folder)
-    metrics = read_lines(folder)
+    metrics = read_metrics(folder)
     records = {r.episode_id: r for r in read_log(folder / EPISODES) if isinstance(r, EpisodeRecord)}
     episodes = tuple(records.values())
     census = _count(folder / CALLS)

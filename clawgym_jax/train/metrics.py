@@ -1,7 +1,6 @@
 """A run's numbers: one JSON line per step, and the same for TensorBoard.
 
-Invariant: a line is written before the step's checkpoint, so a resumed run may repeat a step, and
-the last line of a step counts (`read_metrics` does that).
+Not here: reading them (`core.metrics_file`). Invariant: a value that JSON lacks is written as null.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from tensorboardX import SummaryWriter
 
-METRICS = "metrics.jsonl"
+from clawgym_jax.core.metrics_file import METRICS
 
 
 class MetricsWriter:
@@ -30,7 +29,7 @@ class MetricsWriter:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         for name, value in values.items():
-            if isinstance(value, (int, float)):
+            if isinstance(value, (int, float)) and math.isfinite(value):
                 self._board.add_scalar(f"{stage}/{name}", value, step)
 
     def close(self) -> None:
@@ -42,21 +41,6 @@ class MetricsWriter:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Lines in order of (first appearance of the) step, repeated steps by their last line."""
-    path = folder / METRICS
-    if not path.exists():
-        return []
-    lines: dict[tuple[str, int], dict[str, Any]] = {}
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue  # a torn last line
-        lines[line["stage"], line["step"]] = line
-    return list(lines.values())
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

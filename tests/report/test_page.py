@@ -14,13 +14,13 @@ import pytest
 
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.log import RecordLog
+from clawgym_jax.core.metrics_file import METRICS, read_metrics
 from clawgym_jax.core.types import Delivery, Role
 from clawgym_jax.proxy.chat_template import ChatCodec
-from clawgym_jax.report.metrics_file import METRICS, read_lines
 from clawgym_jax.report.page import write_report
 from clawgym_jax.report.run_data import find_codec, load_run, read_calls_of
 from clawgym_jax.rollout.store import CALLS
-from clawgym_jax.train.metrics import MetricsWriter, read_metrics
+from clawgym_jax.train.metrics import MetricsWriter
 from tests.report.runs import (
     HOSTILE,
     SCORES,
@@ -188,16 +188,15 @@ def test_it_can_be_read_while_it_is_written(tmp_path: Path) -> None:
     assert [call.delivery for call in found] == [Delivery.DELIVERED]
 
 
-def test_metrics_are_read_as_the_training_part_reads_them(tmp_path: Path) -> None:
-    assert read_lines(tmp_path) == read_metrics(tmp_path) == []
+def test_metrics_are_read_by_the_last_line_of_a_step(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
     write_metrics(tmp_path, 3)
     with MetricsWriter(tmp_path) as resumed:
         resumed.write("train", 3, {"entropy": 9.0})
         resumed.write("train", 4, {"entropy": float("inf")})
     with (tmp_path / METRICS).open("a", encoding="utf-8") as file:
         file.write('{"stage": "train", "step": 5, "entr')
-    lines = read_lines(tmp_path)
-    assert lines == read_metrics(tmp_path)
+    lines = read_metrics(tmp_path)
     assert [(x["stage"], x["step"], x.get("entropy")) for x in lines[-2:]] == [
         ("train", 3, 9.0), ("train", 4, None),
     ]  # fmt: skip

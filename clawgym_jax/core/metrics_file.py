@@ -1,8 +1,7 @@
-"""The lines of metrics.jsonl, also while the run is writing them.
+"""The lines of metrics.jsonl, also while the run is writing them. Not here: writing them.
 
-A twin of `read_metrics` in the training part, which has the same layer and so cannot be imported
-here; a test holds the two equal. Not here: writing.
-Invariant: a step that was repeated after a resume counts by its last line.
+Invariant: a line is written before the step's checkpoint, so a resumed run may repeat a step; a
+step counts by its last line.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 METRICS = "metrics.jsonl"
 
 
-def read_lines(folder: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """In order of the step's first appearance; a torn last line is left out."""
     path = folder / METRICS
     if not path.exists():

@@ -34,6 +34,8 @@ class ClaudeCode:
     model: str = "claude-sonnet-4-5"  # what it believes to talk to
     parallel_agents: bool = True  # False: a sub-agent runs while its caller waits
     max_retries: int = 10
+    tools: tuple[str, ...] = ()  # the built-in tools it may use (--tools); () = all of them
+    system_prompt: str = ""  # in place of its own (--system-prompt); "" = its own
 
     def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
         env = {
@@ -56,6 +58,10 @@ class ClaudeCode:
         if not self.parallel_agents:
             env["CLAUDE_CODE_DISABLE_BACKGROUND_TASKS"] = "1"
         flags = ["--dangerously-skip-permissions", "--output-format", "json"]
+        if self.tools:
+            flags += ["--tools", ",".join(self.tools)]
+        if self.system_prompt:
+            flags += ["--system-prompt", self.system_prompt]
         return LaunchPlan(argv=["claude", "-p", instruction, *flags], env=env)
 
     def chain(self, view: RequestView) -> str:

@@ -101,7 +101,8 @@ def _attend_in_blocks(
     )
     count = jnp.max(position) // block + 1  # blocks that some query sees
     _, total, acc = jax.lax.fori_loop(0, count, step, start)
-    out = (acc / total[..., None]).astype(past_v.dtype).reshape(batch, kv, group, size, width)
+    out: jax.Array = (acc / total[..., None]).astype(past_v.dtype)
+    out = out.reshape(batch, kv, group, size, width)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 
@@ -113,5 +114,4 @@ def _by_block(x: jax.Array, block: int) -> jax.Array:
 
 
 def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    product: jax.Array = jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
-    return product
+    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)

@@ -52,3 +52,12 @@ def test_roles_and_chains_of_claude_code() -> None:
 
 def test_roles_and_chains_of_pi() -> None:
     assert (Pi().chain(view()), Pi().role(view())) == ("main", Role.MAIN)
+
+
+def test_claude_codes_prompt_is_its_own_unless_asked() -> None:
+    """--tools and --system-prompt are the program's own flags; neither is there by default."""
+    full = ClaudeCode().launch(ENDPOINT, INSTRUCTION, "/workspace", "/home/agent").argv
+    assert "--tools" not in full and "--system-prompt" not in full
+    small = ClaudeCode(tools=("Bash", "Read"), system_prompt="Work.")
+    argv = small.launch(ENDPOINT, INSTRUCTION, "/workspace", "/home/agent").argv
+    assert list(argv) == [*full, "--tools", "Bash,Read", "--system-prompt", "Work."]

@@ -1,0 +1,267 @@
+"""The unmodified pi and Claude Code train a model on ClawGym-form tasks, end to end.
+
+    python experiments/real_harness.py --harness=both --workdir=runs/real [--prompt=reduced]
+        [--tasks=DIR,...] [--clawgym_root=DIR --clawgym_tasks=3]
+
+Claim: what training needs holds with the real programs, not only with ours. Each works in a
+container without a network against our proxy, on tasks with graders of their own. Scripted
+policies, some that solve the task and some that fail, act through the program's own tools and are
+scored by the engine; the tiny model itself plays, too. Then one GRPO update, a weight swap, and
+an episode on the new version.
+
+--prompt=full (default) leaves Claude Code's prompt as it is: 87 kB, which the tiny model's 1,024
+words cut into about 47,000 tokens (Qwen3's 151,669: 20,000). --prompt=reduced uses its documented
+flags --tools and --system-prompt, about 16,000 tokens, for training, and still drives the full
+prompt once. Images: python launch/images.py --images=base,pi,claude-code
+The last line printed is a JSON object: {"harness": {name: {...}}}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from absl import app, flags, logging
+from rich.console import Console
+from rich.table import Table
+
+from clawgym_jax.assemble import model_folder
+from clawgym_jax.config import TINY_BASE
+from clawgym_jax.core.errors import ClawgymError
+from clawgym_jax.core.interfaces import Harness, Task
+from clawgym_jax.core.types import CallRecord, Role
+from clawgym_jax.harness.claude_code import ClaudeCode
+from clawgym_jax.harness.pi import Pi
+from clawgym_jax.tasks.clawgym import load_tasks
+from clawgym_jax.train.progress import Display
+from clawgym_jax.tree.prefix_tree import build_tree
+from experiments.real_harness_parts import policies
+from experiments.real_harness_parts.hands import ClaudeHands, Hands, PiHands
+from experiments.real_harness_parts.lesson import Lesson, Teacher
+from experiments.real_harness_parts.stage import WINDOW_TOK, Play, Played, Stage
+
+PI, CLAUDE = "pi", "claude_code"
+FULL, REDUCED = "full", "reduced"
+OWN_TASKS = Path(__file__).resolve().parent / "real_harness_tasks"
+MODEL_PLAY = "model"
+WIDTH = 150  # columns of a printed table
+REDUCED_TOOLS = ("Agent", "Bash", "Read", "Write")
+REDUCED_PROMPT = "You are an agent that works on the files of its working directory."
+
+
+def make_harness(name: str, prompt: str) -> Harness:
+    """The program as it is, or Claude Code with fewer tools and a short system prompt."""
+    if name == PI:
+        return Pi()
+    if prompt == FULL:
+        return ClaudeCode(parallel_agents=False)
+    return ClaudeCode(parallel_agents=False, tools=REDUCED_TOOLS, system_prompt=REDUCED_PROMPT)
+
+
+def plays_for(task: Task, harness: Harness) -> list[Play]:
+    """A group of rollouts: our own tasks are solved and spoilt, others get stubs or nothing."""
+    hands: Hands = PiHands(task.mount) if harness.name == PI else ClaudeHands(task.mount)
+    solution = policies.SOLUTIONS.get(task.task_id)
+    if solution is None:
+        return [
+            Play("write_stubs", policies.write_stubs(hands)),
+            Play("stop_early", policies.stop_early(hands)),
+        ]
+    plays = [
+        Play("solve_by_files", policies.solve_by_files(solution, hands)),
+        Play("spoil", policies.spoil(solution, hands)),
+        Play("solve_by_shell", policies.solve_by_shell(solution, hands)),
+        Play("stop_early", policies.stop_early(hands)),
+    ]
+    if isinstance(hands, ClaudeHands):
+        plays.append(Play("solve_by_subagent", policies.solve_by_subagent(solution, hands)))
+    return [*plays, Play(MODEL_PLAY)]
+
+
+def train_through(
+    stage: Stage, harness: Harness, tasks: Sequence[Task], display: Display
+) -> dict[str, Any]:
+    """Groups of rollouts, one update, the swap, and an episode of each kind on the new version."""
+    version = stage.driver.version
+    teacher = Teacher(stage.training_graph, stage.params)
+    started_s = time.perf_counter()
+    played: list[Played] = []
+    for task in tasks:
+        played += stage.perform(task, harness, plays_for(task, harness), step=version)
+    rollout_s = time.perf_counter() - started_s
+    show(display, f"{harness.name}, weights {version}", played)
+    lesson = teacher.teach([p.episode for p in played])
+    say_lesson(display, lesson)
+    stage.driver.publish(teacher.state.params, version + 1)
+    plays = plays_for(tasks[0], harness)
+    following = stage.perform(tasks[0], harness, [plays[0], plays[-1]], step=version + 1)
+    show(display, f"{harness.name}, weights {version + 1}", following)
+    return summary(played, lesson, following, rollout_s)
+
+
+def drive_full(stage: Stage, task: Task, display: Display) -> dict[str, Any]:
+    """Claude Code with its whole prompt, one scripted episode, served and graded."""
+    harness = make_harness(CLAUDE, FULL)
+    started_s = time.perf_counter()
+    play = next(p for p in plays_for(task, harness) if p.name == "solve_by_shell")
+    played = stage.perform(task, harness, [play], step=stage.driver.version)
+    show(display, "claude_code, full prompt", played)
+    episode = played[0].episode
+    return {
+        "first_prompt_tok": episode.calls[0].prompt_tok if episode.calls else 0,
+        "reward": episode.reward,
+        "outcome": str(episode.record.outcome),
+        "seconds": round(time.perf_counter() - started_s, 1),
+    }
+
+
+def summary(
+    played: Sequence[Played], lesson: Lesson, following: Sequence[Played], rollout_s: float
+) -> dict[str, Any]:
+    """One harness's part of the last line."""
+    calls = [call for p in played for call in p.episode.calls]
+    return {
+        "episodes": len(played),
+        "rewards": [p.episode.reward for p in played],
+        "policies": [p.name for p in played],
+        "tasks": [p.task_id for p in played],
+        "outcomes": [str(p.episode.record.outcome) for p in played],
+        "calls_by_role": dict(Counter(str(call.role) for call in calls)),
+        "first_prompt_tok": calls[0].prompt_tok if calls else 0,
+        "versions": versions_of(played),
+        "next_versions": versions_of(following),
+        "next_rewards": [p.episode.reward for p in following],
+        "rollout_s": round(rollout_s, 1),
+        **dataclasses.asdict(lesson),
+    }
+
+
+def versions_of(played: Sequence[Played]) -> list[int]:
+    """The weight versions that sampled or scored any of these tokens."""
+    found = {int(v) for p in played for c in p.episode.calls for v in c.completion.versions}
+    return sorted(found)
+
+
+def show(display: Display, title: str, played: Sequence[Played]) -> None:
+    table = Table(title=title)
+    columns = ("task", "policy", "outcome", "reward", "calls", "prompt tok", "sampled tok")
+    for column in (*columns, "leaves", "log-prob/tok", "seconds"):
+        table.add_column(column)
+    for p in played:
+        calls = p.episode.calls
+        record = p.episode.record
+        table.add_row(
+            p.task_id,
+            p.name,
+            f"{record.outcome} {record.detail}".strip(),
+            "none" if p.episode.reward is None else f"{p.episode.reward:.2f}",
+            roles_of(calls),
+            f"{calls[0].prompt_tok}-{calls[-1].prompt_tok}" if calls else "",
+            str(sum(c.completion_tok for c in calls)),
+            str(leaves_of(calls)),
+            f"{mean_logprob(calls):.3f}",
+            f"{record.timings_s['total']:.1f}",
+        )
+    display.console.print(table)
+
+
+def roles_of(calls: Sequence[CallRecord]) -> str:
+    return ", ".join(f"{n} {role}" for role, n in Counter(str(c.role) for c in calls).items())
+
+
+def leaves_of(calls: Sequence[CallRecord]) -> int:
+    """Calls that no later call extends."""
+    tree = build_tree(calls)
+    return len(calls) - len({i for through in tree.extends for i in through})
+
+
+def mean_logprob(calls: Sequence[CallRecord]) -> float:
+    """Of the main agent's sampled tokens, as the engine scored them."""
+    own = [c for c in calls if c.role is Role.MAIN]
+    count = sum(c.completion_tok for c in own)
+    return sum(float(c.completion.logprobs.sum()) for c in own) / count if count else 0.0
+
+
+def say_lesson(display: Display, lesson: Lesson) -> None:
+    seconds = ", ".join(f"{name} {s:.1f} s" for name, s in lesson.seconds.items())
+    display.say(
+        f"one GRPO update on {lesson.trained_tok} sampled tokens in {lesson.rows} row(s) of "
+        f"{lesson.row_tok} ({lesson.tree_tok} tokens after sharing, {lesson.linear_tok} call by "
+        f"call): gradient norm {lesson.grad_norm:.3g}, engine-trainer gap "
+        f"{lesson.logprob_gap_max:.1e}\n"
+        f"log-prob per token: successful turns {lesson.good_logprob_change:+.4f}, failed turns "
+        f"{lesson.bad_logprob_change:+.4f}\n"
+        f"tokens not trained: {lesson.dropped_tok or 'none'}\n{seconds}"
+    )
+
+
+def find_tasks(roots: Sequence[Path], clawgym_root: Path | None, count: int) -> list[Task]:
+    """Our own tasks first (they have solutions), then the given folders', then ClawGym's."""
+    tasks: list[Task] = []
+    for root in roots:
+        one = (root / "data_entry.json").is_file()
+        tasks += load_tasks(root.parent, ids=[root.name]) if one else load_tasks(root)
+    if clawgym_root is not None:
+        tasks += load_tasks(clawgym_root / "RL" / "data" / "clawgym_eval", limit=count)
+    return tasks
+
+
+def run(
+    names: Sequence[str], workdir: Path, tasks: Sequence[Task], prompt: str, display: Display
+) -> dict[str, Any]:
+    """Everything, one harness after the other, each from the same weights."""
+    out: dict[str, Any] = {}
+    for name in names:
+        folder = workdir / name
+        folder.mkdir(parents=True, exist_ok=False)
+        with Stage(model_folder(TINY_BASE), folder) as stage:
+            sizes = {"tokenizer_size": stage.tokenizer_size, "context_tok": WINDOW_TOK}
+            display.say(f"{name}: tokenizer of {sizes['tokenizer_size']}, context {WINDOW_TOK}")
+            stage.driver.publish(stage.params, 1)
+            found = train_through(stage, make_harness(name, prompt), tasks, display)
+            if name == CLAUDE and prompt == REDUCED:
+                found["full_prompt"] = drive_full(stage, tasks[0], display)
+            out[name] = {**sizes, **found}
+    return {"harness": out}
+
+
+def wide_display() -> Display:
+    """Tables need room, also where there is no terminal to ask for its width."""
+    console = Console(highlight=False, soft_wrap=True)
+    return Display(console if console.width >= WIDTH else Console(highlight=False, width=WIDTH))
+
+
+HARNESS = flags.DEFINE_enum("harness", "both", [PI, CLAUDE, "both"], "which program")
+WORKDIR = flags.DEFINE_string("workdir", None, "a new folder for calls and episodes")
+PROMPT = flags.DEFINE_enum("prompt", FULL, [FULL, REDUCED], "Claude Code's prompt in training")
+TASKS = flags.DEFINE_list("tasks", [str(OWN_TASKS)], "task folders, or folders of them")
+CLAWGYM_ROOT = flags.DEFINE_string("clawgym_root", None, "checkout of ClawGym/ClawGym-Agents")
+CLAWGYM_TASKS = flags.DEFINE_integer("clawgym_tasks", 3, "how many of its evaluation tasks")
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; options are written --name=value")
+    logging.set_verbosity(logging.WARNING)
+    names = [PI, CLAUDE] if HARNESS.value == "both" else [HARNESS.value]
+    root = Path(CLAWGYM_ROOT.value) if CLAWGYM_ROOT.value else None
+    try:
+        tasks = find_tasks([Path(path) for path in TASKS.value], root, CLAWGYM_TASKS.value)
+        result = run(names, Path(WORKDIR.value), tasks, PROMPT.value, wide_display())
+    except ClawgymError as error:
+        sys.exit(f"error: {error}")
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("workdir")
+    app.run(main)

@@ -25,14 +25,14 @@ TINY = ExperimentConfig(
     model=ModelSource(micro_rows=1),
     tasks=TaskSource(kind="toy", train=4096, heldout=128),
     engine=EngineConfig(
-        slots=48,
+        slots=32,
         window_tok=768,
-        prefill_batch=8,
+        prefill_batch=1,  # on a CPU a batch costs as much as its rows one by one
         prefill_chunks=(32, 128, 384),
         kv_buckets=(256, 384, 512),
     ),
     rollout=RolloutConfig(
-        concurrency=48,
+        concurrency=32,
         limits=Limits(episode_s=60.0, window_tok=768, max_tok=96),
         proxy=ProxyConfig(settle_interval_s=0.002),
     ),

@@ -32,6 +32,7 @@ from clawgym_jax.train.state import TrainState, init_state
 from clawgym_jax.train.step import TrainStep
 
 DEMO, TRAIN = "demo", "train"
+BASE_VERSION, COLD_VERSION = 1, 2  # of the weights; step k is rolled out by COLD_VERSION + k
 OUT_OF_BUSINESS = 0.5  # share of failed episodes in a step at which the run stops with an error
 
 
@@ -107,7 +108,6 @@ class Loop:
         self._seed = seed
         self._heldout = SamplingParams(temperature=heldout_temperature)
         self._display = display
-        self._version = 0
         self._checkpoints = Checkpoints(folder.path / "checkpoints")
         self._metrics = MetricsWriter(folder.path)
 
@@ -120,7 +120,7 @@ class Loop:
             state = init_state(state.params, self._parts.optimizer)
             self._save(state, "train", 0)
             cursor = {"stage": "train", "done": 0}
-        self._publish(state.params)
+        self._publish(state.params, COLD_VERSION + cursor["done"])
         self._evaluate("before")
         for step in range(cursor["done"], self._config.steps):
             state = self._step(state, step)
@@ -154,16 +154,16 @@ class Loop:
         number = done if stage == "cold" else self._cold.updates + done
         self._checkpoints.save(number, state, {"stage": stage, "done": done})
 
-    def _publish(self, params: Any) -> None:
-        self._version += 1
-        self._parts.sink.publish(params, self._version)
+    def _publish(self, params: Any, version: int) -> None:
+        """Versions are a function of where the run stands: resumed or not, a step has its own."""
+        self._parts.sink.publish(params, version)
 
     # --- stages --------------------------------------------------------------------------------
 
     def _cold_start(self, state: TrainState, done: int) -> TrainState:
         if not self._cold.updates or self._parts.demonstrator is None:
             return state
-        self._publish(self._parts.base_params)
+        self._publish(self._parts.base_params, BASE_VERSION)
         plan = plan_each(
             self._parts.demo_tasks, self._parts.harnesses, split=DEMO, step=0, seed=self._seed
         )
@@ -205,7 +205,7 @@ class Loop:
             seed=self._seed * 100_003 + step,
         )  # fmt: skip
         publish_s = time.perf_counter()
-        self._publish(state.params)
+        self._publish(state.params, COLD_VERSION + step + 1)
         metrics["publish_s"] = time.perf_counter() - publish_s
         metrics |= {"rollout_s": rollout_s, **self._parts.source.usage()}
         metrics["step_s"] = time.perf_counter() - begin_s

@@ -31,8 +31,8 @@ def tree_attention(
     k: jax.Array,  # f[B, N, KV, hd]
     v: jax.Array,  # f[B, N, KV, hd]
     end: jax.Array,  # i32[B, N]
-    block_q: int = 128,
-    block_k: int = 128,
+    block_q: int = 64,
+    block_k: int = 64,
 ) -> jax.Array:
     """f[B, N, H, hd]: softmax attention under the tree mask."""
     length, heads, groups = q.shape[1], q.shape[2], k.shape[2]

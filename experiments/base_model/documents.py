@@ -31,18 +31,14 @@ def table(w: Writer) -> str:
     lines = [k + joint + v for k, v in zip(keys, values, strict=True)]
     ask = w.pick("{k}? {v}", "value of {k}: {v}", "{k}{j}{v}", "the value of {k} is {v}",
                  "get {k}\n{v}", 'grep "{k}"\n{k}{j}{v}', "$ grep {k}\n{k}{j}{v}",
-                 "key {k} has {v}", '{{"key": "{k}", "value": "{v}"}}', "echo {k} > {v}",
+                 "key {k} has {v}", '{"key": "{k}", "value": "{v}"}', "echo {k} > {v}",
                  'find {k} -> "{v}"')  # fmt: skip
     text = w.pick("", "", "table\n", "data:\n", "# keys and values\n") + "\n".join(lines) + "\n"
     text += w.pick("", "\n", "---\n")
     for i in w.rng.sample(range(n), max(1, min(n, w.size // 30))):
-        before, after = ask.split("{v}")[0], ask.split("{v}")[1]
-        text += (
-            before.replace("{{", "{").format(k=keys[i], j=joint)
-            if "{{" not in before
-            else (before.replace("{{", "{").replace("{k}", keys[i]))
-        )
-        text += known(values[i] + after.replace("}}", "}") + "\n")
+        asked = ask.replace("{k}", keys[i]).replace("{j}", joint)
+        before, after = asked.split("{v}")
+        text += before + known(values[i] + after + "\n")
     return text
 
 

@@ -13,16 +13,16 @@ from clawgym_jax.model import attention, qwen3, tree_attention
 from clawgym_jax.model import config as model_config
 from tests.model import forests
 
-CONFIG = model_config.TINY.replace(vocab_size=64, num_layers=3, mlp_only_layers=(1,))
+CONFIG = model_config.TINY.replace(vocab_size=64, num_layers=3, mlp_only_layers=(0,))
 LENGTH = 24
 
 
 @functools.cache
 def _model() -> tuple[nnx.GraphDef[qwen3.Qwen3], nnx.State]:
     graphdef, params = qwen3.init(CONFIG, jax.random.key(0))
-    return graphdef, jax.tree.map(
-        lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params
-    )
+    rng = np.random.default_rng(0)
+    noise = lambda x: x + jnp.asarray(0.08 * rng.normal(size=x.shape), x.dtype)  # noqa: E731
+    return graphdef, jax.tree.map(noise, params)
 
 
 def _attend_tree(end: jax.Array) -> qwen3.Attend:

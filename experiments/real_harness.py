@@ -11,8 +11,8 @@ an episode on the new version.
 
 --prompt=full (default) leaves Claude Code's prompt as it is: 87 kB, which the tiny model's 1,024
 words cut into about 47,000 tokens (Qwen3's 151,669: 20,000). --prompt=reduced uses its documented
-flags --tools and --system-prompt, about 16,000 tokens, for training, and still drives the full
-prompt once. Images: python launch/images.py --images=base,pi,claude-code
+flags --tools and --system-prompt, about 10,000 tokens, for training, and still drives the full
+prompt once, with a sub-agent. Images: python launch/images.py --images=base,pi,claude-code
 The last line printed is a JSON object: {"harness": {name: {...}}}.
 """
 
@@ -42,6 +42,7 @@ from clawgym_jax.harness.claude_code import ClaudeCode
 from clawgym_jax.harness.pi import Pi
 from clawgym_jax.tasks.clawgym import load_tasks
 from clawgym_jax.train.progress import Display
+from clawgym_jax.tree.filters import FilterConfig, select_calls
 from clawgym_jax.tree.prefix_tree import build_tree
 from experiments.real_harness_parts import policies
 from experiments.real_harness_parts.hands import ClaudeHands, Hands, PiHands
@@ -52,8 +53,10 @@ PI, CLAUDE = "pi", "claude_code"
 FULL, REDUCED = "full", "reduced"
 OWN_TASKS = Path(__file__).resolve().parent / "real_harness_tasks"
 MODEL_PLAY = "model"
+SUBAGENT_PLAY = "solve_by_subagent"
+PLAYED_AGAIN = ("solve_by_files", "spoil", "write_stubs", "stop_early", MODEL_PLAY)
 WIDTH = 150  # columns of a printed table
-REDUCED_TOOLS = ("Agent", "Bash", "Read", "Write")
+REDUCED_TOOLS = ("Bash", "Read", "Write")
 REDUCED_PROMPT = "You are an agent that works on the files of its working directory."
 
 
@@ -81,8 +84,8 @@ def plays_for(task: Task, harness: Harness) -> list[Play]:
         Play("solve_by_shell", policies.solve_by_shell(solution, hands)),
         Play("stop_early", policies.stop_early(hands)),
     ]
-    if isinstance(hands, ClaudeHands):
-        plays.append(Play("solve_by_subagent", policies.solve_by_subagent(solution, hands)))
+    if isinstance(hands, ClaudeHands) and isinstance(harness, ClaudeCode) and not harness.tools:
+        plays.append(Play(SUBAGENT_PLAY, policies.solve_by_subagent(solution, hands)))
     return [*plays, Play(MODEL_PLAY)]
 
 
@@ -101,17 +104,17 @@ def train_through(
     lesson = teacher.teach([p.episode for p in played])
     say_lesson(display, lesson)
     stage.driver.publish(teacher.state.params, version + 1)
-    plays = plays_for(tasks[0], harness)
-    following = stage.perform(tasks[0], harness, [plays[0], plays[-1]], step=version + 1)
+    again = [p for p in plays_for(tasks[0], harness) if p.name in PLAYED_AGAIN]
+    following = stage.perform(tasks[0], harness, again, step=version + 1)
     show(display, f"{harness.name}, weights {version + 1}", following)
     return summary(played, lesson, following, rollout_s)
 
 
 def drive_full(stage: Stage, task: Task, display: Display) -> dict[str, Any]:
-    """Claude Code with its whole prompt, one scripted episode, served and graded."""
+    """Claude Code with its whole prompt and a sub-agent: one scripted episode, graded."""
     harness = make_harness(CLAUDE, FULL)
     started_s = time.perf_counter()
-    play = next(p for p in plays_for(task, harness) if p.name == "solve_by_shell")
+    play = next(p for p in plays_for(task, harness) if p.name == SUBAGENT_PLAY)
     played = stage.perform(task, harness, [play], step=stage.driver.version)
     show(display, "claude_code, full prompt", played)
     episode = played[0].episode
@@ -119,6 +122,8 @@ def drive_full(stage: Stage, task: Task, display: Display) -> dict[str, Any]:
         "first_prompt_tok": episode.calls[0].prompt_tok if episode.calls else 0,
         "reward": episode.reward,
         "outcome": str(episode.record.outcome),
+        "calls_by_role": dict(Counter(str(call.role) for call in episode.calls)),
+        "dropped_tok": dict(select_calls(episode.calls, FilterConfig()).dropped_tok()),
         "seconds": round(time.perf_counter() - started_s, 1),
     }
 
@@ -139,9 +144,22 @@ def summary(
         "versions": versions_of(played),
         "next_versions": versions_of(following),
         "next_rewards": [p.episode.reward for p in following],
+        "replayed_logprob_change": replayed_change(played, following),
         "rollout_s": round(rollout_s, 1),
         **dataclasses.asdict(lesson),
     }
+
+
+def replayed_change(played: Sequence[Played], following: Sequence[Played]) -> dict[str, float]:
+    """By policy, how much likelier per token the engine finds the very same turns now."""
+    earlier = {(p.task_id, p.name): p.episode.calls for p in reversed(played)}
+    out: dict[str, float] = {}
+    for p in following:
+        old, new = earlier[p.task_id, p.name], p.episode.calls
+        same = [c.completion.ids.tolist() for c in old] == [c.completion.ids.tolist() for c in new]
+        if same:
+            out[p.name] = mean_logprob(new) - mean_logprob(old)
+    return out
 
 
 def versions_of(played: Sequence[Played]) -> list[int]:
@@ -193,8 +211,8 @@ def mean_logprob(calls: Sequence[CallRecord]) -> float:
 def say_lesson(display: Display, lesson: Lesson) -> None:
     seconds = ", ".join(f"{name} {s:.1f} s" for name, s in lesson.seconds.items())
     display.say(
-        f"one GRPO update on {lesson.trained_tok} sampled tokens in {lesson.rows} row(s) of "
-        f"{lesson.row_tok} ({lesson.tree_tok} tokens after sharing, {lesson.linear_tok} call by "
+        f"{lesson.updates} GRPO updates on {lesson.trained_tok} sampled tokens in "
+        f"{lesson.rows} row(s) of {lesson.row_tok} ({lesson.tree_tok} tokens after sharing, {lesson.linear_tok} call by "
         f"call): gradient norm {lesson.grad_norm:.3g}, engine-trainer gap "
         f"{lesson.logprob_gap_max:.1e}\n"
         f"log-prob per token: successful turns {lesson.good_logprob_change:+.4f}, failed turns "

@@ -1,4 +1,8 @@
-"""One GRPO update from real harness episodes, and what it did to good and bad turns.
+"""GRPO on a batch of real harness episodes, and what it did to good and bad turns.
+
+Several optimiser steps on one batch: at a context far beyond what the tiny model was trained on,
+the first step mostly teaches it to speak in tool calls at all, failed ones too; then the clipped
+ratio stops what has risen enough, and what must fall, falls.
 
 All rollouts go into as few rows as possible: what they share, system prompt and tools above all,
 is computed once. The row is the smallest bucket that holds them. Not here: rollouts (`stage`).
@@ -24,14 +28,16 @@ from clawgym_jax.tree.pack import PackConfig
 
 ROW_BUCKETS = (4096, 8192, 12_288, 16_384, 20_480, 24_576, 32_768, 49_152, 57_344, 65_536)
 TRAIN_BUCKETS = (1024, 2048, 4096, 8192)
-OPTIMIZER = OptimConfig(learning_rate=1e-4, weight_decay=0.0, grad_clip=1.0)
+UPDATES = 3
+OPTIMIZER = OptimConfig(learning_rate=3e-4, weight_decay=0.0, grad_clip=1.0)
 
 
 @dataclass(frozen=True)
 class Lesson:
     """What an update was made of and what it did. Changes: per token, weighted as in the loss."""
 
-    grad_norm: float
+    grad_norm: float  # of the first update
+    updates: int
     logprob_gap_max: float  # the engine's against the trainer's, before the update
     good_logprob_change: float  # of turns whose rollout beat its group
     bad_logprob_change: float  # of turns whose rollout fell behind its group
@@ -56,7 +62,7 @@ class Teacher:
         )
 
     def teach(self, episodes: Sequence[Episode]) -> Lesson:
-        """Old log-probs, one update, new log-probs."""
+        """Old log-probs, the updates, new log-probs."""
         batch, report = _packed(episodes)
         seconds: dict[str, float] = {}
         started_s = time.perf_counter()
@@ -69,12 +75,16 @@ class Teacher:
         before = self._programs.old_logprobs(self.state.params, batch)
         batch = batch.replace(old_logprobs=before)
         lap("old_logprobs")
-        self.state, metrics = self._programs.update(self.state, batch)
-        lap("update")
+        norms = []
+        for _ in range(UPDATES):
+            self.state, metrics = self._programs.update(self.state, batch)
+            norms.append(metrics["grad_norm"])
+        lap("updates")
         after = self._programs.old_logprobs(self.state.params, batch)
         lap("new_logprobs")
         return Lesson(
-            grad_norm=metrics["grad_norm"],
+            grad_norm=norms[0],
+            updates=len(norms),
             logprob_gap_max=logprob_check(batch)["logprob_gap_max"],
             good_logprob_change=_change(batch, after, batch.advantage > 0),
             bad_logprob_change=_change(batch, after, batch.advantage < 0),

@@ -41,11 +41,11 @@ TINY = ExperimentConfig(
     optim=OptimConfig(learning_rate=2e-4, b1=0.9, b2=0.99, weight_decay=0.0, grad_clip=0.2),
     cold_start=ColdStartConfig(
         demonstrations=192,
-        updates=120,
+        updates=100,
         rollouts_per_update=32,
         min_reward=0.0,  # all of it, mistakes too: the demonstrator is imperfect
         optim=OptimConfig(
-            learning_rate=1e-3, warmup_steps=10, decay_steps=120, b2=0.99, weight_decay=0.0
+            learning_rate=5e-4, warmup_steps=10, decay_steps=100, b2=0.99, weight_decay=0.0
         ),
     ),
     loop=LoopConfig(

@@ -48,12 +48,12 @@ _WRONG_COMMANDS = {
 class Mistakes:
     """How often each thing goes wrong, where it can."""
 
-    stop_early: float = 0.08  # at each step before the output is written
-    guess: float = 0.4  # starts with a guessed extension
+    stop_early: float = 0.10  # at each step before the output is written
+    guess: float = 0.5  # starts with a guessed extension
     give_up: float = 0.6  # after an error, instead of looking
     wrong_file: float = 0.18
-    wrong_target: float = 0.15
-    wrong_content: float = 0.25
+    wrong_target: float = 0.25
+    wrong_content: float = 0.06
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,10 @@ class EpisodeStore:
 
     def __init__(self, folder: Path) -> None:
         """A folder without logs is an empty store."""
-        calls = {call.call_id: call for call in read_calls(folder / CALLS)}
+        records = [r for r in read_log(folder / EPISODES) if isinstance(r, EpisodeRecord)]
+        calls = {call.call_id: call for call in read_calls(folder / CALLS)}  # logged before those
         self._episodes: dict[str, Episode] = {}
-        for record in read_log(folder / EPISODES):
-            if not isinstance(record, EpisodeRecord):
-                continue
+        for record in records:
             missing = [call_id for call_id in record.call_ids if call_id not in calls]
             if missing:
                 raise RecordError(f"{folder}: episode {record.episode_id} lacks calls {missing}")

@@ -1,7 +1,7 @@
 """The unmodified pi and Claude Code train a model on ClawGym-form tasks, end to end.
 
     python experiments/real_harness.py --harness=both --workdir=runs/real [--prompt=reduced]
-        [--tasks=DIR,...] [--clawgym_root=DIR --clawgym_tasks=3]
+        [--tasks=DIR,...] [--drive_tasks=DIR,...] [--clawgym_root=DIR --clawgym_tasks=3]
 
 Claim: what training needs holds with the real programs, not only with ours. Each works in a
 container without a network against our proxy, on tasks with graders of their own. Scripted
@@ -35,7 +35,7 @@ from rich.table import Table
 
 from clawgym_jax.assemble import model_folder
 from clawgym_jax.config import TINY_BASE
-from clawgym_jax.core.errors import ClawgymError
+from clawgym_jax.core.errors import ClawgymError, ConfigError
 from clawgym_jax.core.interfaces import Harness, Task
 from clawgym_jax.core.types import CallRecord, Role
 from clawgym_jax.harness.claude_code import ClaudeCode
@@ -69,8 +69,13 @@ def make_harness(name: str, prompt: str) -> Harness:
     return ClaudeCode(parallel_agents=False, tools=REDUCED_TOOLS, system_prompt=REDUCED_PROMPT)
 
 
-def plays_for(task: Task, harness: Harness) -> list[Play]:
+def plays_for(task: Task, harness: Harness, with_model: bool = True) -> list[Play]:
     """A group of rollouts: our own tasks are solved and spoilt, others get stubs or nothing."""
+    return [*scripted_plays(task, harness), *([Play(MODEL_PLAY)] if with_model else [])]
+
+
+def scripted_plays(task: Task, harness: Harness) -> list[Play]:
+    """Policies that act through the harness's own tools, a good one first."""
     hands: Hands = PiHands(task.mount) if harness.name == PI else ClaudeHands(task.mount)
     solution = policies.SOLUTIONS.get(task.task_id)
     if solution is None:
@@ -86,7 +91,7 @@ def plays_for(task: Task, harness: Harness) -> list[Play]:
     ]
     if isinstance(hands, ClaudeHands) and isinstance(harness, ClaudeCode) and not harness.tools:
         plays.append(Play(SUBAGENT_PLAY, policies.solve_by_subagent(solution, hands)))
-    return [*plays, Play(MODEL_PLAY)]
+    return plays
 
 
 def train_through(
@@ -98,7 +103,9 @@ def train_through(
     started_s = time.perf_counter()
     played: list[Played] = []
     for task in tasks:
-        played += stage.perform(task, harness, plays_for(task, harness), step=version)
+        with_model = task is tasks[0] or task.task_id in policies.SOLUTIONS
+        plays = plays_for(task, harness, with_model)
+        played += stage.perform(task, harness, plays, step=version)
     rollout_s = time.perf_counter() - started_s
     show(display, f"{harness.name}, weights {version}", played)
     lesson = teacher.teach([p.episode for p in played])
@@ -110,11 +117,32 @@ def train_through(
     return summary(played, lesson, following, rollout_s)
 
 
+def drive(
+    stage: Stage, harness: Harness, tasks: Sequence[Task], display: Display
+) -> list[dict[str, Any]]:
+    """One scripted episode a task, served and graded, not trained on."""
+    played: list[Played] = []
+    for task in tasks:
+        plays = scripted_plays(task, harness)[:1]
+        played += stage.perform(task, harness, plays, step=stage.driver.version)
+    if played:
+        show(display, f"{harness.name}, driven only", played)
+    return [
+        {
+            "task": p.task_id,
+            "reward": p.episode.reward,
+            "outcome": str(p.episode.record.outcome),
+            "calls": len(p.episode.calls),
+        }
+        for p in played
+    ]
+
+
 def drive_full(stage: Stage, task: Task, display: Display) -> dict[str, Any]:
     """Claude Code with its whole prompt and a sub-agent: one scripted episode, graded."""
     harness = make_harness(CLAUDE, FULL)
     started_s = time.perf_counter()
-    play = next(p for p in plays_for(task, harness) if p.name == SUBAGENT_PLAY)
+    play = scripted_plays(task, harness)[-1]
     played = stage.perform(task, harness, [play], step=stage.driver.version)
     show(display, "claude_code, full prompt", played)
     episode = played[0].episode
@@ -212,9 +240,9 @@ def say_lesson(display: Display, lesson: Lesson) -> None:
     seconds = ", ".join(f"{name} {s:.1f} s" for name, s in lesson.seconds.items())
     display.say(
         f"{lesson.updates} GRPO updates on {lesson.trained_tok} sampled tokens in "
-        f"{lesson.rows} row(s) of {lesson.row_tok} ({lesson.tree_tok} tokens after sharing, {lesson.linear_tok} call by "
-        f"call): gradient norm {lesson.grad_norm:.3g}, engine-trainer gap "
-        f"{lesson.logprob_gap_max:.1e}\n"
+        f"{lesson.rows} row(s) of {lesson.row_tok} ({lesson.tree_tok} tokens after "
+        f"sharing, {lesson.linear_tok} call by call)\n"
+        f"gradient norm {lesson.grad_norm:.3g}, engine-trainer gap {lesson.logprob_gap_max:.1e}\n"
         f"log-prob per token: successful turns {lesson.good_logprob_change:+.4f}, failed turns "
         f"{lesson.bad_logprob_change:+.4f}\n"
         f"tokens not trained: {lesson.dropped_tok or 'none'}\n{seconds}"
@@ -233,9 +261,16 @@ def find_tasks(roots: Sequence[Path], clawgym_root: Path | None, count: int) -> 
 
 
 def run(
-    names: Sequence[str], workdir: Path, tasks: Sequence[Task], prompt: str, display: Display
+    names: Sequence[str],
+    workdir: Path,
+    tasks: Sequence[Task],
+    driven: Sequence[Task],
+    prompt: str,
+    display: Display,
 ) -> dict[str, Any]:
     """Everything, one harness after the other, each from the same weights."""
+    if not tasks:
+        raise ConfigError("no tasks: name folders with --tasks or a checkout with --clawgym_root")
     out: dict[str, Any] = {}
     for name in names:
         folder = workdir / name
@@ -244,7 +279,9 @@ def run(
             sizes = {"tokenizer_size": stage.tokenizer_size, "context_tok": WINDOW_TOK}
             display.say(f"{name}: tokenizer of {sizes['tokenizer_size']}, context {WINDOW_TOK}")
             stage.driver.publish(stage.params, 1)
-            found = train_through(stage, make_harness(name, prompt), tasks, display)
+            harness = make_harness(name, prompt)
+            found = train_through(stage, harness, tasks, display)
+            found["driven"] = drive(stage, harness, driven, display)
             if name == CLAUDE and prompt == REDUCED:
                 found["full_prompt"] = drive_full(stage, tasks[0], display)
             out[name] = {**sizes, **found}
@@ -261,6 +298,7 @@ HARNESS = flags.DEFINE_enum("harness", "both", [PI, CLAUDE, "both"], "which prog
 WORKDIR = flags.DEFINE_string("workdir", None, "a new folder for calls and episodes")
 PROMPT = flags.DEFINE_enum("prompt", FULL, [FULL, REDUCED], "Claude Code's prompt in training")
 TASKS = flags.DEFINE_list("tasks", [str(OWN_TASKS)], "task folders, or folders of them")
+DRIVE_TASKS = flags.DEFINE_list("drive_tasks", [], "more of them: driven, not trained on")
 CLAWGYM_ROOT = flags.DEFINE_string("clawgym_root", None, "checkout of ClawGym/ClawGym-Agents")
 CLAWGYM_TASKS = flags.DEFINE_integer("clawgym_tasks", 3, "how many of its evaluation tasks")
 
@@ -273,7 +311,8 @@ def main(argv: list[str]) -> int:
     root = Path(CLAWGYM_ROOT.value) if CLAWGYM_ROOT.value else None
     try:
         tasks = find_tasks([Path(path) for path in TASKS.value], root, CLAWGYM_TASKS.value)
-        result = run(names, Path(WORKDIR.value), tasks, PROMPT.value, wide_display())
+        driven = find_tasks([Path(path) for path in DRIVE_TASKS.value], None, 0)
+        result = run(names, Path(WORKDIR.value), tasks, driven, PROMPT.value, wide_display())
     except ClawgymError as error:
         sys.exit(f"error: {error}")
     print(json.dumps(result), flush=True)

@@ -23,7 +23,7 @@ from experiments.real_harness_parts.hands import ClaudeHands, Hands
 DONE = "Done."
 ORDER_TO_SUBAGENT = "Do the following and answer with one word when it is done: "
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n?</tool_response>", re.DOTALL)
-_OUTPUT = re.compile(r"\boutput/[\w./-]*\w\.\w+")
+_OUTPUT = re.compile(r"\boutputs?/[\w./-]*\w\.\w+")
 _MOST_OUTPUTS = 8
 
 

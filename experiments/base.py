@@ -49,7 +49,7 @@ TINY = ExperimentConfig(
         ),
     ),
     loop=LoopConfig(
-        steps=24,
+        steps=18,
         instances=16,
         group_size=8,
         temperature=1.0,

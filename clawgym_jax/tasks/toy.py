@@ -31,7 +31,7 @@ INSTRUCTIONS = {
     "last": "Write the last line of {source} to {output}.",
     "count": "Write how many lines {source} has to {output}.",
 }
-LINES = {"value": (1, 2), "copy": (1, 2), "first": (2, 6), "last": (2, 6), "count": (2, 8)}
+LINES = {"value": (1, 2), "copy": (1, 2), "first": (2, 6), "last": (2, 6), "count": (2, 6)}
 
 CHECK = '''"""Prints whether the output is as expected, up to trailing white space."""
 import sys

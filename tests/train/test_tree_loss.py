@@ -6,6 +6,7 @@ mask, and adds up W_v l_v. The wrong forms of the law are tried too, and each mu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import jax
@@ -26,7 +27,7 @@ from tests.tree.histories import random_rollout
 KEEP_ALL = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
 ADVANTAGE = np.array([1.3, -0.7, 0.4, -1.1], np.float32)
 WEIGHT = np.array([0.02, 0.05, 0.01, 0.03], np.float32)
-LOSS = LossConfig(clip_low=0.1, clip_high=0.15, correction_cap=1.5)
+LOSS = LossConfig(clip_low=0.1, clip_high=0.15, correction_cap=1.5, logit_chunk=10)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,6 +60,7 @@ def batch_of(selections, row_tok: int, share: bool = True) -> TreeBatch:
 
 
 PATHS, LENGTH = 32, 64  # static shape of the twin
+ROWS = 8  # of every batch: one compilation per row length
 
 
 def path_rows(selections) -> dict[str, np.ndarray]:
@@ -126,12 +128,10 @@ def gradient_error(a, b) -> float:
 @pytest.mark.parametrize("row_tok", [64, 256])
 def test_trees_train_like_separate_paths(model, row_tok: int, attention: str) -> None:
     graphdef, params = model
-    loss = LossConfig(
-        clip_low=0.1, clip_high=0.15, correction_cap=1.5, attention=attention, logit_chunk=10
-    )
+    loss = dataclasses.replace(LOSS, attention=attention)
     for seed in range(8):
         selections = rollouts(100 * seed)
-        batch = batch_of(selections, row_tok, share=bool(seed % 2)).padded(8)
+        batch = batch_of(selections, row_tok, share=bool(seed % 2)).padded(ROWS)
         value, grads = TREE_GRAD(graphdef, params, batch, loss)
         expected, twin = PATHS_GRAD(graphdef, params, path_rows(selections))
         np.testing.assert_allclose(float(value), float(expected), rtol=1e-6)  # weights are f32
@@ -187,8 +187,8 @@ def wrong_leaf_weights(batch: TreeBatch) -> TreeBatch:
 def test_wrong_forms_show(model, wrong) -> None:
     graphdef, params = model
     batch = batch_of(rollouts(0), 256)
-    _, right = TREE_GRAD(graphdef, params, batch, LOSS)
-    _, bad = TREE_GRAD(graphdef, params, wrong(batch), LOSS)
+    _, right = TREE_GRAD(graphdef, params, batch.padded(ROWS), LOSS)
+    _, bad = TREE_GRAD(graphdef, params, wrong(batch).padded(ROWS), LOSS)
     assert gradient_error(right, bad) > 0.05
 
 
@@ -197,15 +197,15 @@ def test_mixed_signs_summed_before_the_clip_show(model) -> None:
     graphdef, params = model
     batch = batch_of(rollouts(0), 256)
     mean = np.where(batch.mask, np.mean(ADVANTAGE), 0.0).astype(np.float32)
-    _, right = TREE_GRAD(graphdef, params, batch, LOSS)
-    _, bad = TREE_GRAD(graphdef, params, batch.replace(advantage=mean), LOSS)
+    _, right = TREE_GRAD(graphdef, params, batch.padded(ROWS), LOSS)
+    _, bad = TREE_GRAD(graphdef, params, batch.replace(advantage=mean).padded(ROWS), LOSS)
     assert gradient_error(right, bad) > 0.1
 
 
 def test_padding_contributes_exactly_nothing(model) -> None:
     graphdef, params = model
-    batch = batch_of(rollouts(3), 128)
-    empty = batch.padded(batch.rows + 3).rows_between(batch.rows, batch.rows + 3)
+    batch = batch_of(rollouts(3), 256)
+    empty = batch.padded(batch.rows + ROWS).rows_between(batch.rows, batch.rows + ROWS)
     value, grads = TREE_GRAD(graphdef, params, empty, LOSS)
     assert float(value) == 0.0
     assert all(float(jnp.max(jnp.abs(x))) == 0.0 for x in jax.tree.leaves(grads))

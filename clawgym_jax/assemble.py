@@ -136,6 +136,7 @@ class Assembly:
         self._stack = contextlib.ExitStack()
         try:
             self._build(config, from_calls)
+            self.folder.adopt()
         except BaseException:
             self._stack.close()
             raise
@@ -151,6 +152,10 @@ class Assembly:
         if from_calls is None:
             source = self._live()
         else:
+            if not (from_calls / EPISODES).is_file():
+                raise ConfigError(
+                    f"--from_calls: expected a run folder, found none at {from_calls}"
+                )
             source = RecordedEpisodes(EpisodeStore(from_calls))
         self.loop = Loop(
             self._parts(graphdef, params, source, heldout=from_calls is None),

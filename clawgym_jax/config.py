@@ -73,6 +73,10 @@ class ExperimentConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
     evaluate: EvalConfig = field(default_factory=EvalConfig)
 
+    def __post_init__(self) -> None:
+        if not self.harnesses:
+            raise ConfigError("harnesses: expected at least one name, got none")
+
 
 def to_dict(config: ExperimentConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)

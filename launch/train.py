@@ -88,7 +88,7 @@ def run() -> None:
     logging.set_verbosity(logging.WARNING)  # orbax tells of every file otherwise
     try:
         app.run(main)
-    except ClawgymError as error:
+    except (ClawgymError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("\ninterrupted; the same command goes on from here")

@@ -47,6 +47,8 @@ def test_an_override_sets_its_field(setting: str, path: tuple[str, ...], value: 
         ("loop.steps", "expected path.to.field=value"),
         ("loss.kind=ppo2", 'expected "grpo" or "sft"'),
         ("batch.pack.share_context=yes", "expected bool"),
+        ("harnesses=", "at least one name"),
+        ("loop.group_size=0", "group_size >= 1"),
     ],
 )
 def test_a_wrong_override_says_what_was_expected(setting: str, said: str) -> None:
@@ -64,8 +66,14 @@ def test_a_missing_experiment_names_those_there_are(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_belongs_to_one_configuration(tmp_path: Path) -> None:
-    RunFolder(tmp_path, to_dict(BASE)).note(stage="here")
+    RunFolder(tmp_path, to_dict(override(BASE, ["sandbox=nope"])))  # a try that failed: no claim
+    first = RunFolder(tmp_path, to_dict(BASE))
+    first.adopt()
+    first.note(stage="here")
     again = RunFolder(tmp_path, to_dict(BASE))
     assert again.progress == {"stage": "here"}
     with pytest.raises(ConfigError, match=r"changed: loop\.steps"):
         RunFolder(tmp_path, to_dict(override(BASE, ["loop.steps=7"])))
+    (tmp_path / "progress.json").write_text("{")
+    with pytest.raises(ConfigError, match="is damaged"):
+        _ = again.progress

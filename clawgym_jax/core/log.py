@@ -111,8 +111,15 @@ def _payloads(path: Path) -> Iterator[bytes]:
             if length > MAX_RECORD_BYTES:
                 return
             payload = file.read(length)
-            if len(payload) < length or zlib.crc32(payload) != crc:
+            if len(payload) < length:
                 return
+            if zlib.crc32(payload) != crc:
+                if not file.read(1):
+                    return
+                raise RecordError(
+                    f"{path} is damaged at byte {file.tell() - 1 - length}: a record's checksum is "
+                    "wrong and others follow, so this is no torn tail; restore the file from a copy"
+                )
             yield payload
 
 

@@ -19,10 +19,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines: dict[tuple[str, int], dict[str, Any]] = {}
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
-        except ValueError:
+            lines[line["stage"], line["step"]] = line
+        except (ValueError, KeyError, TypeError):
             continue
-        lines[line["stage"], line["step"]] = line
     return list(lines.values())

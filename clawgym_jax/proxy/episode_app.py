@@ -7,6 +7,7 @@ Invariant: every refusal has the shape of the protocol that was spoken.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import time
@@ -59,6 +60,11 @@ class EpisodeApp:
             await response(scope, receive, send)
         except ClientDisconnect:
             return  # gone before the request was complete: nothing was sampled
+        except Exception as error:  # a form nobody thought of: answered in the protocol's shape
+            refusal = invalid("a request in the protocol's form", type(error).__name__, str(error))
+            response = JSONResponse(spoken.error(refusal), refusal.kind.status)
+            with contextlib.suppress(RuntimeError):  # the answer may have begun
+                await response(scope, receive, send)
 
     async def _post(
         self, http: HttpRequest, path: str, session: Session, client: Client, started_s: float
@@ -132,12 +138,12 @@ async def _read(http: HttpRequest, limit_bytes: int) -> bytes:
 
 def _json_of(raw: bytes) -> Mapping[str, Any]:
     try:
-        body = json.loads(raw)
+        body = json.loads(raw.decode("utf-8"))
+        if not isinstance(body, dict):
+            raise invalid("a JSON object as body", body)
+        return dict(_without_lone_surrogates(body)) if b"\\ud" in raw.lower() else body
     except (ValueError, RecursionError) as error:
-        raise invalid("a JSON object as body", raw[:80], str(error)) from error
-    if not isinstance(body, dict):
-        raise invalid("a JSON object as body", body)
-    return dict(_without_lone_surrogates(body)) if b"\\ud" in raw.lower() else body
+        raise invalid("a JSON object in UTF-8 as body", raw[:80], str(error)) from error
 
 
 def _without_lone_surrogates(value: Any) -> Any:

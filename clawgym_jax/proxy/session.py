@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clawgym_jax.core.errors import ClawgymError, LogprobError, Overlong
+from clawgym_jax.core.errors import LogprobError, Overlong
 from clawgym_jax.core.log import RecordLog
 from clawgym_jax.core.types import (
     CallRecord,
@@ -258,7 +258,7 @@ class Session:
         )
         try:
             self._log.append(record)
-        except (OSError, ClawgymError) as error:
+        except Exception as error:  # sampled but not recorded, for whatever reason
             raise self._quarantined(error) from error
         self._calls[record.call_id] = record
         last = self._last_of_chain.get(record.chain)

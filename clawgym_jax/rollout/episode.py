@@ -15,7 +15,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from clawgym_jax.core.errors import ClawgymError
 from clawgym_jax.core.interfaces import (
     Endpoint,
     ExecResult,
@@ -113,7 +112,7 @@ async def run_episode(
         if not failure:
             grade = await instance.task.grade(sandbox.workspace_host, site.sandboxes)
             clock.lap("grade")
-    except (ClawgymError, OSError) as error:
+    except Exception as error:  # whatever a task, a program or a sandbox does is data
         failure = f"{type(error).__name__}: {error}"
     finally:
         if sandbox is not None:

@@ -81,6 +81,10 @@ class Engine:
     def __init__(
         self, graphdef: nnx.GraphDef[Qwen3], model: Qwen3Config, config: EngineConfig
     ) -> None:
+        if min(config.slots, config.prefill_batch, config.window_tok) < 1:
+            raise ConfigError(
+                f"engine: expected slots, prefill_batch and window_tok of at least 1, got {config}"
+            )
         if not config.prefill_chunks or max(config.prefill_chunks) > config.window_tok:
             raise ConfigError(
                 f"prefill_chunks {config.prefill_chunks} must be non-empty and at most "

@@ -11,6 +11,7 @@ the requests in it and nothing else; weights never change under a request (drain
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import deque
@@ -38,6 +39,8 @@ class NativeDriver:
         self._pending: tuple[Any, int, threading.Event] | None = None
         self._wake = threading.Condition()
         self._closed = False
+        self._taken: list[Request] = []  # out of the queue, not yet in the engine
+        self._scores = itertools.count()
         self._pool: dict[str, Request] = {}
         self._thread = threading.Thread(target=self._run, name="native-driver", daemon=True)
         self._thread.start()
@@ -60,7 +63,7 @@ class NativeDriver:
         if not len(forced):
             raise SamplerError("score needs at least one token id, got none")
         params = SamplingParams(temperature=temperature, max_tok=len(forced))
-        return await self._submit(f"score-{id(forced)}", prompt_ids, params, Stop(), forced)
+        return await self._submit(f"score-{next(self._scores)}", prompt_ids, params, Stop(), forced)
 
     def cancel(self, request_id: str) -> None:
         """The request's `sample` returns what it has, with finish=abort, within two steps."""
@@ -80,8 +83,8 @@ class NativeDriver:
     ) -> Completion:
         prompt = np.ascontiguousarray(prompt_ids, np.int32)
         window = self._engine.config.window_tok
-        if not len(prompt):
-            raise SamplerError("expected a prompt of at least one token, got none")
+        if prompt.ndim != 1 or not len(prompt):
+            raise SamplerError(f"expected a prompt of token ids [P], P >= 1, got {prompt.shape}")
         if len(prompt) + (len(forced) if forced is not None else 1) > window:
             raise Overlong(len(prompt), window)
         loop = asyncio.get_running_loop()
@@ -114,6 +117,8 @@ class NativeDriver:
         with self._wake:
             if self._closed:
                 raise EngineRestarted("the driver is closed; start a new one")
+            if self._pending:
+                raise ValueError(f"version {self._pending[1]} is being published; wait for it")
             self._pending = (self._engine.load_params(params), version, done)
             self._wake.notify()
         done.wait()
@@ -164,16 +169,18 @@ class NativeDriver:
         if self._pending and not self._batcher.running:
             self._swap()
         self._reap()
-        while not self._pending and (group := self._take()):
-            self._resolve_all(self._batcher.admit(group))
+        while not self._pending and self._take():
+            self._resolve_all(self._batcher.admit(self._taken))
+            self._taken = []
         if self._batcher.running:
             self._resolve_all(self._batcher.step())
 
-    def _take(self) -> list[Request]:
-        """The next waiting requests that there is room for."""
+    def _take(self) -> bool:
+        """Takes the next waiting requests that there is room for."""
         with self._wake:
             count = min(self._batcher.room, len(self._waiting))
-            return [self._waiting.popleft() for _ in range(count)]
+            self._taken = [self._waiting.popleft() for _ in range(count)]
+        return bool(self._taken)
 
     def _swap(self) -> None:
         with self._wake:
@@ -224,6 +231,12 @@ class NativeDriver:
 
     def _restart(self, error: Exception) -> None:
         """Fails the requests that were in the engine and starts it with empty slots."""
-        for r in self._batcher.running.values():
+        lost = {r.request_id: r for r in [*self._taken, *self._batcher.running.values()]}
+        self._taken = []
+        for r in lost.values():
             self._resolve(r, EngineRestarted(f"the engine failed and was restarted: {error!r}"))
-        self._batcher.reset()
+        try:
+            self._batcher.reset()
+        except Exception:  # no memory for empty slots: nothing can be served any more
+            with self._wake:
+                self._closed = True

@@ -11,6 +11,7 @@ Invariant: nothing that the agent left can be imported by, replace, or point int
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -58,7 +59,9 @@ async def grade(
     except SandboxError as error:
         return Grade(None, f"no sandbox to grade in: {error}")
     try:
-        copy_workspace(workspace_host, sandbox.workspace_host, mount, without=REWARD_DIR)
+        await asyncio.to_thread(  # an agent may leave much behind; other episodes go on
+            copy_workspace, workspace_host, sandbox.workspace_host, mount, without=REWARD_DIR
+        )
         reward = sandbox.workspace_host / REWARD_DIR
         put_reward(reward)
         _shield_pytest(reward)
@@ -111,6 +114,8 @@ def _judge(result: ExecResult, scoring: Scoring) -> tuple[float | None, str, Map
             f"the grader crashed with exit code {result.returncode}{_last_line(result)}",
             {},
         )
+    if result.returncode != 0 and result.stderr.startswith(b"bwrap: "):
+        return None, f"the grader's sandbox did not start{_last_line(result)}", {}
     if result.returncode != 0:
         return 0.0, "", {}
     if not result.stdout.strip():

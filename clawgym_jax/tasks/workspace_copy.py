@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-MAX_BYTES = 1 << 30
+MAX_BYTES = 256 << 20
 MAX_ENTRIES = 100_000
 MAX_LINKS = 40  # expansions on one path, as in the kernel
 UNREACHABLE = {errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOENT}

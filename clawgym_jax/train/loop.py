@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import jax
 
 from clawgym_jax.batch.from_episodes import BatchConfig
-from clawgym_jax.core.errors import ClawgymError
+from clawgym_jax.core.errors import ClawgymError, ConfigError
 from clawgym_jax.core.interfaces import Harness, Sampler, Task, WeightSink
 from clawgym_jax.core.types import Episode, SamplingParams
 from clawgym_jax.rollout.episode import Instance
@@ -47,6 +47,13 @@ class LoopConfig:
     checkpoint_every: int = 1
     cold_checkpoint_every: int = 50
     reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.instances < 1 or self.group_size < 1:
+            raise ConfigError(
+                "loop: expected steps >= 0, instances >= 1, group_size >= 1, got "
+                f"{self.steps}, {self.instances}, {self.group_size}"
+            )
 
 
 class EpisodeSource(Protocol):

@@ -39,30 +39,41 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "README.txt").write_text(README, encoding="utf-8")
         self._progress = self.path / "progress.json"
-        self._keep_config(config)
+        self._config = json.dumps(config, indent=1, sort_keys=True, default=str)
+        self._check_config(self.path / "config.json")
 
-    def _keep_config(self, config: Mapping[str, Any]) -> None:
+    def _check_config(self, target: Path) -> None:
         """A folder belongs to one configuration: resuming with another is an error."""
-        target = self.path / "config.json"
-        text = json.dumps(config, indent=1, sort_keys=True, default=str)
-        if target.exists() and target.read_text(encoding="utf-8") != text:
-            changed = _differences(json.loads(target.read_text(encoding="utf-8")), json.loads(text))
+        if target.exists() and target.read_text(encoding="utf-8") != self._config:
+            changed = _differences(_read_json(target), json.loads(self._config))
             raise ConfigError(
                 f"{self.path} was started with another configuration; changed: "
                 f"{', '.join(changed[:5])}. Use the same flags, or another --workdir"
             )
-        _replace(target, text)
+
+    def adopt(self) -> None:
+        """From now on the folder belongs to this configuration (it was found to be usable)."""
+        _replace(self.path / "config.json", self._config)
 
     @property
     def progress(self) -> dict[str, Any]:
         if not self._progress.exists():
             return {}
-        found: dict[str, Any] = json.loads(self._progress.read_text(encoding="utf-8"))
-        return found
+        return _read_json(self._progress)
 
     def note(self, **results: Any) -> None:
         """Adds to progress.json."""
         _replace(self._progress, json.dumps(self.progress | results, indent=1))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is damaged ({error}); restore it, or start a new --workdir"
+        ) from error
+    return found
 
 
 def _replace(path: Path, text: str) -> None:

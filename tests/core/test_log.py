@@ -43,15 +43,6 @@ def test_killed_at_any_byte_a_prefix_is_read_and_appending_goes_on(tmp_path: Pat
             assert torn.read_bytes() == data[kept:cut]
 
 
-def test_a_flipped_byte_ends_the_log_there(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    sizes = write(path)
-    data = bytearray(path.read_bytes())
-    data[sizes[1] + 12] ^= 1
-    path.write_bytes(data)
-    assert list(read_log(path)) == RECORDS[:2]
-
-
 def test_two_writers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     code = (
@@ -95,3 +86,19 @@ def test_another_file_is_not_taken_for_a_log(tmp_path: Path) -> None:
 
 def test_a_missing_log_is_empty(tmp_path: Path) -> None:
     assert list(read_log(tmp_path / "none")) == []
+
+
+def test_damage_in_the_middle_is_no_torn_tail(tmp_path: Path) -> None:
+    """Whole records follow a wrong checksum: neither read past nor cut, but reported."""
+    path = tmp_path / "x.log"
+    with RecordLog(path) as log:
+        for number in range(3):
+            log.append({"kind": "note", "number": number})
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(RecordError, match="damaged at byte"):
+        list(read_log(path))
+    with pytest.raises(RecordError, match="damaged at byte"):
+        RecordLog(path)
+    assert path.read_bytes() == bytes(data)

@@ -10,7 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from clawgym_jax.core.errors import NoWeights, Overlong
+from clawgym_jax.core.errors import (
+    ConfigError,
+    EngineRestarted,
+    NoWeights,
+    Overlong,
+    SamplerError,
+)
 from clawgym_jax.core.types import Completion, Finish, SamplingParams, Stop
 from clawgym_jax.model.attention import dense_tree_attention
 from clawgym_jax.model.config import TINY
@@ -219,3 +225,31 @@ def test_narrowed_sampling_stays_inside_its_set(driver: NativeDriver) -> None:
     assert asyncio.run(many({**base, "top_p": 1e-6})) == {int(greedy)}
     assert asyncio.run(many({**base, "min_p": 1.0})) == {int(greedy)}
     assert len(asyncio.run(many(base))) > 5
+
+
+def test_odd_requests_are_refused_and_leave_the_driver_alive(driver: NativeDriver) -> None:
+    with pytest.raises(SamplerError, match="token ids"):
+        asyncio.run(go(driver, "flat", prompt_of(1, 8).reshape(2, 4)))
+
+    async def twice() -> list[Completion]:
+        ids = prompt_of(2, 4)
+        return await asyncio.gather(*(driver.score(prompt_of(1, 8), ids) for _ in range(2)))
+
+    first, second = asyncio.run(twice())
+    np.testing.assert_allclose(first.logprobs, second.logprobs, atol=1e-6)
+    with pytest.raises(ConfigError, match="at least 1"):
+        Engine(GRAPH, MODEL, EngineConfig(slots=0))
+
+
+def test_an_engine_failure_fails_its_request_only(
+    driver: NativeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ENGINE, "generate", broken)
+        with pytest.raises(EngineRestarted, match="out of order"):
+            asyncio.run(go(driver, "unlucky", prompt_of(3, 8)))
+    done = asyncio.run(go(driver, "next", prompt_of(3, 8)))
+    assert done.finish is Finish.LENGTH

@@ -87,7 +87,8 @@ def load_experiment(path: Path) -> ExperimentConfig:
     import runpy
 
     if not path.is_file():
-        near = sorted(p.as_posix() for p in Path("experiments").glob("*.py"))
+        files = sorted(Path("experiments").glob("*.py"))
+        near = [p.as_posix() for p in files if "CONFIG = " in p.read_text(encoding="utf-8")]
         raise ConfigError(f"no experiment file at {path}; there are: {', '.join(near) or 'none'}")
     found = runpy.run_path(str(path)).get("CONFIG")
     if not isinstance(found, ExperimentConfig):

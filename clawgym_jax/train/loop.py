@@ -121,6 +121,15 @@ class Loop:
     def execute(self) -> tuple[dict[str, Any], TrainState]:
         """Runs what is not done yet. Returns (progress, final state)."""
         start_s = time.perf_counter()
+        try:
+            state = self._stages()
+            self._folder.note(done=True)
+        finally:  # an interrupted session counts, too
+            spent_s = self._folder.progress.get("seconds", 0.0) + time.perf_counter() - start_s
+            self._folder.note(seconds=spent_s)
+        return self._folder.progress, state
+
+    def _stages(self) -> TrainState:
         state, cursor = self._start()
         if cursor["stage"] == "cold":
             state = self._cold_start(state, cursor["done"])
@@ -133,9 +142,7 @@ class Loop:
             state = self._step(state, step)
         self._evaluate("after")
         self._checkpoints.wait()
-        seconds = self._folder.progress.get("seconds", 0.0) + time.perf_counter() - start_s
-        self._folder.note(seconds=seconds, done=True)
-        return self._folder.progress, state
+        return state
 
     def close(self) -> None:
         """Keeps what was saved; may be called after an interrupt."""
@@ -177,7 +184,9 @@ class Loop:
         episodes = self._collect(
             "demonstrations", plan, self._parts.demonstrator, SamplingParams(), on_policy=False
         )
-        self._folder.note(demonstrator=self._parts.summarise(episodes))
+        scores = self._parts.summarise(episodes)
+        self._folder.note(demonstrator=scores)
+        self._display.say(f"demonstrator, pass@1: {_shown(scores)}")
         with self._display.bar("cold start", self._cold.updates, done) as advance:
 
             def on_update(update: int, state: TrainState, metrics: dict[str, float]) -> None:
@@ -238,8 +247,7 @@ class Loop:
         )
         scores = self._parts.summarise(episodes)
         self._folder.note(**{when: scores})
-        shown = "  ".join(f"{name} {score['mean']:.3f}" for name, score in scores.items())
-        self._display.say(f"held-out pass@1 {when}: {shown}")
+        self._display.say(f"held-out pass@1 {when}: {_shown(scores)}")
 
     def _collect(
         self,
@@ -260,6 +268,10 @@ class Loop:
                 f"{failed[0].outcome}: {failed[0].detail or failed[0].grade.reason}"
             )
         return episodes
+
+
+def _shown(scores: dict[str, dict[str, Any]]) -> str:
+    return "  ".join(f"{name} {score['mean']:.3f}" for name, score in scores.items())
 
 
 def _step_line(step: int, steps: int, m: dict[str, Any]) -> str:

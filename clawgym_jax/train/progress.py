@@ -5,6 +5,7 @@ On a terminal the bars move; elsewhere (a file, CI) the lines alone tell the sto
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,6 +32,9 @@ class Display:
     @contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
         """Yields a function that moves the bar by one."""
+        if not self.console.is_terminal:
+            yield self._lines(title, total, done)
+            return
         progress = Progress(
             TextColumn("{task.description:<18}"),
             BarColumn(),
@@ -40,8 +44,21 @@ class Display:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
         )
         with progress:
             task = progress.add_task(title, total=total, completed=done)
             yield lambda: progress.advance(task)
+
+    def _lines(self, title: str, total: int, done: int) -> Callable[[], None]:
+        """The same for a log file: a line at the start and at every quarter."""
+        start_s, count = time.monotonic(), done
+        marks = {total * quarter // 4 for quarter in range(1, 5)}
+        self.say(f"{title}: {done} of {total}")
+
+        def advance() -> None:
+            nonlocal count
+            count += 1
+            if count in marks:
+                self.say(f"{title}: {count} of {total} after {time.monotonic() - start_s:.0f} s")
+
+        return advance

@@ -41,6 +41,7 @@ EXTRAS = {
         "types-PyYAML",
         "anthropic>=2",  # the official clients, as oracles of the proxy
         "openai>=3",
+        "httpx>=0.27",  # a plain HTTP client, for what the official ones would not send
     ],
 }
 

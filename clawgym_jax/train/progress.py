@@ -20,6 +20,9 @@ from rich.progress import (
 )
 
 
+SILENCE_S = 20.0
+
+
 class Display:
     """One per run."""
 
@@ -50,15 +53,14 @@ class Display:
             yield lambda: progress.advance(task)
 
     def _lines(self, title: str, total: int, done: int) -> Callable[[], None]:
-        """The same for a log file: a line at the start and at every quarter."""
-        start_s, count = time.monotonic(), done
-        marks = {total * quarter // 4 for quarter in range(1, 5)}
-        self.say(f"{title}: {done} of {total}")
+        """The same for a log file: a line where a stage goes on without a word for long."""
+        count, said_s = done, time.monotonic()
 
         def advance() -> None:
-            nonlocal count
+            nonlocal count, said_s
             count += 1
-            if count in marks:
-                self.say(f"{title}: {count} of {total} after {time.monotonic() - start_s:.0f} s")
+            if time.monotonic() - said_s > SILENCE_S:
+                said_s = time.monotonic()
+                self.say(f"{title}: {count} of {total}")
 
         return advance

@@ -16,13 +16,14 @@ import pytest
 
 from clawgym_jax.batch.from_episodes import _fill
 from clawgym_jax.batch.tree_batch import TreeBatch
+from clawgym_jax.core.types import Span
 from clawgym_jax.model.attention import dense_tree_attention
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.qwen3 import apply, apply_logits, init
 from clawgym_jax.train.step import LossConfig, loss_sums, score_rows
 from clawgym_jax.tree.filters import FilterConfig, select_calls
 from clawgym_jax.tree.pack import PackConfig, pack
-from tests.tree.histories import random_rollout
+from tests.tree.histories import make_call, random_rollout
 
 KEEP_ALL = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
 ADVANTAGE = np.array([1.3, -0.7, 0.4, -1.1], np.float32)
@@ -50,6 +51,20 @@ def model():
 def rollouts(seed: int):
     made = [random_rollout(seed + i, episode=f"e{i}", max_prompt=40) for i in range(4)]
     return [select_calls(calls, KEEP_ALL) for calls in made]
+
+
+def forked():
+    """Rollouts with all that the wrong forms get wrong: forks behind a turn, and many retries."""
+    out = []
+    for r in range(4):
+        name = f"e{r}"
+        calls = [make_call(0, [1, 2, r], [5, 6], episode=name)]
+        spans = (Span(3, 2, f"{name}.0"),)
+        for i in range(1, 8):
+            prompt = [1, 2, r, 5, 6, 7 + i % 3]
+            calls.append(make_call(i, prompt, [i, 3][: 1 + i % 2], spans, episode=name))
+        out.append(select_calls(calls, KEEP_ALL))
+    return out
 
 
 def batch_of(selections, row_tok: int, share: bool = True) -> TreeBatch:
@@ -168,13 +183,13 @@ def wrong_mask(batch: TreeBatch) -> TreeBatch:
 
 def wrong_labels(batch: TreeBatch) -> TreeBatch:
     """Scored from the token before it in the array instead of its parent."""
-    rows = pack(rollouts(0), PackConfig(row_tok=256, train_tok=64))
+    rows = pack(forked(), PackConfig(row_tok=256, train_tok=64))
     return batch.replace(pred=np.where(rows.mask, rows.target - 1, -1))
 
 
 def wrong_leaf_weights(batch: TreeBatch) -> TreeBatch:
     """Every path trained separately: shared sampled tokens count once per leaf below them."""
-    rows = pack(rollouts(0), PackConfig(row_tok=256, train_tok=64))
+    rows = pack(forked(), PackConfig(row_tok=256, train_tok=64))
     leaves = np.zeros_like(batch.weight)
     for r, k in zip(*np.nonzero(rows.mask), strict=True):
         start, stop = rows.target[r, k], rows.end[r, rows.target[r, k]]
@@ -186,7 +201,7 @@ def wrong_leaf_weights(batch: TreeBatch) -> TreeBatch:
 @pytest.mark.parametrize("wrong", [wrong_positions, wrong_mask, wrong_labels, wrong_leaf_weights])
 def test_wrong_forms_show(model, wrong) -> None:
     graphdef, params = model
-    batch = batch_of(rollouts(0), 256)
+    batch = batch_of(forked(), 256)
     _, right = TREE_GRAD(graphdef, params, batch.padded(ROWS), LOSS)
     _, bad = TREE_GRAD(graphdef, params, wrong(batch).padded(ROWS), LOSS)
     assert gradient_error(right, bad) > 0.05
@@ -195,7 +210,7 @@ def test_wrong_forms_show(model, wrong) -> None:
 def test_mixed_signs_summed_before_the_clip_show(model) -> None:
     """A shared context state with advantages of both signs must be clipped per token."""
     graphdef, params = model
-    batch = batch_of(rollouts(0), 256)
+    batch = batch_of(forked(), 256)
     mean = np.where(batch.mask, np.mean(ADVANTAGE), 0.0).astype(np.float32)
     _, right = TREE_GRAD(graphdef, params, batch.padded(ROWS), LOSS)
     _, bad = TREE_GRAD(graphdef, params, batch.replace(advantage=mean).padded(ROWS), LOSS)

@@ -28,6 +28,9 @@ def passes(runs: list[Path]) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for run in runs:
         progress = json.loads((run / "progress.json").read_text())
+        if "after" not in progress:
+            print(f"| {run.name} | not finished |")
+            continue
         seed = json.loads((run / "config.json").read_text())["seed"]
         for name, before in progress["before"].items():
             after = progress["after"][name]

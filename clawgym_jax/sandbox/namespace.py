@@ -13,9 +13,13 @@ import contextlib
 import json
 import os
 import signal
+import time
+from pathlib import Path
 from types import TracebackType
 
 from clawgym_jax.sandbox.child import Child
+
+STOP_CHECKS, STOP_CHECK_S = 100, 0.0005  # how long bwrap gets to stop before it is killed
 
 
 class NamespaceInit:
@@ -54,7 +58,7 @@ class NamespaceInit:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         elif self._child is not None:
-            self._child.kill()
+            kill_with_children(self._child)
 
     def _read(self) -> None:
         try:
@@ -82,3 +86,27 @@ class NamespaceInit:
             asyncio.get_running_loop().remove_reader(self._reader)
             os.close(self._reader)
             self._reader = -1
+
+
+def kill_with_children(child: Child) -> None:
+    """Kills a bwrap that has not told its namespace's pid 1 yet, and that process, if there is one.
+
+    Between its clone() and its go-ahead, bwrap's child waits for a word that a killed bwrap never
+    says, and would wait for ever: so bwrap is stopped first, and its children are counted.
+    """
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        os.kill(child.pid, signal.SIGSTOP)
+        for _ in range(STOP_CHECKS):
+            if _state(child.pid) in "TtZX":
+                break
+            time.sleep(STOP_CHECK_S)
+        listed = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text(encoding="ascii")
+        for pid in listed.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    child.kill()
+
+
+def _state(pid: int) -> str:
+    """R, S, T, Z, ...: the letter behind the program's name in /proc/PID/stat."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]

@@ -301,6 +301,7 @@ def test_sweep_removes_dead_runs_and_leaves_live_ones(
 
     async def main() -> None:
         factory = make(kind)
+        factory.sweep()  # what test runs that were killed earlier left on a shared engine
         command = [sys.executable, "-c", KILLED_RUN, kind, str(base), EPISODE, image, seconds]
         other = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         assert other.stdout is not None and await other.stdout.readline() == b"ready\n"

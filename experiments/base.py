@@ -34,7 +34,7 @@ TINY = ExperimentConfig(
     rollout=RolloutConfig(
         concurrency=32,
         limits=Limits(episode_s=60.0, window_tok=768, max_tok=96),
-        proxy=ProxyConfig(settle_interval_s=0.002),
+        proxy=ProxyConfig(settle_interval_s=0.001),
     ),
     batch=BatchConfig(pack=PackConfig(row_tok=2048, train_tok=1024), weighting=TOKEN_MEAN),
     loss=LossConfig(clip_low=0.2, clip_high=0.28, correction_cap=2.0),

@@ -41,6 +41,7 @@ from clawgym_jax.sandbox.select import make_sandboxes
 from clawgym_jax.serving.engine import Engine, EngineConfig
 from clawgym_jax.serving.native_driver import NativeDriver
 from clawgym_jax.tasks.toy import toy_tasks
+from experiments.base import TINY
 
 QUICK = flags.DEFINE_bool("quick", False, "fewer episodes: within a minute")
 KINDS = flags.DEFINE_list("kinds", ["process", "bubblewrap"], "kinds of sandbox")
@@ -86,7 +87,7 @@ def measure(kind: str, driver: NativeDriver, codec: ChatCodec, episodes: int) ->
     limits = Limits(episode_s=60, window_tok=WINDOW_TOK, max_tok=96)
     with tempfile.TemporaryDirectory() as folder:
         calls, records = (RecordLog(Path(folder) / n) for n in ("calls.log", "episodes.log"))
-        config = RolloutConfig(concurrency=1, limits=limits)
+        config = RolloutConfig(concurrency=1, limits=limits, proxy=TINY.rollout.proxy)
         with (
             calls,
             records,

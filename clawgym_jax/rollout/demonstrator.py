@@ -21,12 +21,16 @@ from clawgym_jax.rollout.scripted import Conversation
 
 EXTENSIONS = ("txt", "csv", "log")
 DONE = "done"
+_ASKED = {
+    "value": r"Write the value of (?P<key>\S+) in in/(?P<stem>\S+)",
+    "copy": r"Copy the file in/(?P<stem>\S+)",
+    "first": r"Write the first line of in/(?P<stem>\S+)",
+    "last": r"Write the last line of in/(?P<stem>\S+)",
+    "count": r"Write how many lines in/(?P<stem>\S+) has",
+}
 _PATTERNS = {
-    "value": re.compile(r"Write the value of (?P<key>\S+) in in/(?P<stem>\S+) to (?P<out>\S+)\."),
-    "copy": re.compile(r"Copy the file in/(?P<stem>\S+) to (?P<out>\S+)\."),
-    "first": re.compile(r"Write the first line of in/(?P<stem>\S+) to (?P<out>\S+)\."),
-    "last": re.compile(r"Write the last line of in/(?P<stem>\S+) to (?P<out>\S+)\."),
-    "count": re.compile(r"Write how many lines in/(?P<stem>\S+) has to (?P<out>\S+)\."),
+    family: re.compile(asked + r" to (?P<out>\S+) with the same ending\.")
+    for family, asked in _ASKED.items()
 }
 _CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
 _RESULT = re.compile(r"<tool_response>\n(.*)\n</tool_response>", re.DOTALL)
@@ -104,7 +108,8 @@ class Demonstrator:
         if last.name == "list_files":
             return _call("read_file", path=self._pick(goal, last.result, rng))
         content = self._content(goal, last.result, rng)
-        return _call("write_file", path=self._target(goal, rng), content=content)
+        source = last.arguments["path"]
+        return _call("write_file", path=self._target(goal, source, rng), content=content)
 
     # ---- shell --------------------------------------------------------------------------------
 
@@ -120,7 +125,8 @@ class Demonstrator:
         if command == "ls in":
             return self._shell_use(goal, self._pick(goal, last.result, rng), rng)
         content = self._content(goal, last.result, rng)
-        return _call("bash", command=f"echo {content} > {self._target(goal, rng)}")
+        target = self._target(goal, command.removeprefix("cat "), rng)
+        return _call("bash", command=f"echo {content} > {target}")
 
     def _shell_use(self, goal: _Goal, source: str, rng: random.Random) -> str:
         """One command that does it all, or a look at the file."""
@@ -128,7 +134,7 @@ class Demonstrator:
             return _call("bash", command=f"cat {source}")
         wrong = self._hits(rng, self.mistakes.wrong_content)
         form = (_WRONG_COMMANDS if wrong else _COMMANDS)[goal.family]
-        command = form.format(source=source, out=self._target(goal, rng))
+        command = form.format(source=source, out=self._target(goal, source, rng))
         return _call("bash", command=command)
 
     # ---- choices ------------------------------------------------------------------------------
@@ -150,11 +156,15 @@ class Demonstrator:
         wrong = not right or (others and self._hits(rng, self.mistakes.wrong_file))
         return f"in/{rng.choice(others if wrong and others else right or [goal.stem])}"
 
-    def _target(self, goal: _Goal, rng: random.Random) -> str:
+    def _target(self, goal: _Goal, source: str, rng: random.Random) -> str:
+        """The output's path, with the ending of the file that was read."""
+        ending = source.rpartition(".")[2]
         if not self._hits(rng, self.mistakes.wrong_target):
-            return goal.out
+            return f"{goal.out}.{ending}"
         folder, _, name = goal.out.rpartition("/")
-        return rng.choice([name, f"in/{name}", f"{folder}/{goal.stem}.txt"])
+        other = rng.choice([x for x in EXTENSIONS if x != ending])
+        return rng.choice([goal.out, f"{goal.out}.{other}", f"in/{name}.{ending}",
+                           f"{folder}/{goal.stem}.{ending}"])  # fmt: skip
 
     def _content(self, goal: _Goal, text: str, rng: random.Random) -> str:
         wrong = self._hits(rng, self.mistakes.wrong_content)

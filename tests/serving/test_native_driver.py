@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from collections.abc import Iterator
 
 import jax
@@ -188,20 +190,40 @@ def test_overlong_is_refused_not_cut(driver: NativeDriver) -> None:
     assert (len(last.ids), last.finish) == (1, Finish.LENGTH)
 
 
-def test_cancel_returns_what_was_sampled_and_frees_the_slot(driver: NativeDriver) -> None:
-    async def cancelled() -> list[Completion]:
+def test_cancel_returns_what_was_sampled_and_frees_the_slot(
+    driver: NativeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is held after three steps until all four are cancelled: no race with the clock."""
+    step, taken = driver._batcher.step, itertools.count(1)
+    reached, cancelled, had = threading.Event(), threading.Event(), dict[str, int]()
+
+    def held() -> object:
+        running = driver._batcher.running
+        if len(running) == 4 and next(taken) == 4:
+            had.update({r.request_id: len(r.ids) for r in running.values()})
+            reached.set()
+            assert cancelled.wait(60)
+        return step()
+
+    monkeypatch.setattr(driver._batcher, "step", held)
+
+    async def play() -> list[Completion]:
         tasks = [
             asyncio.create_task(go(driver, f"k{i}", prompt_of(i, 8), max_tok=50)) for i in range(4)
         ]
         waiting = asyncio.create_task(go(driver, "waiting", prompt_of(20, 8), max_tok=3))
-        await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(reached.wait, 60)
         for i in range(4):
             driver.cancel(f"k{i}")
+        cancelled.set()
         return [await waiting, *[await t for t in tasks]]
 
-    waited, *others = asyncio.run(cancelled())
-    assert waited.finish is Finish.LENGTH
-    assert all(done.finish is Finish.ABORT and len(done.ids) < 50 for done in others)
+    waited, *others = asyncio.run(play())
+    assert (waited.finish, len(waited.ids)) == (Finish.LENGTH, 3)
+    for i, done in enumerate(others):  # what it had, and at most the step that was under way
+        assert (
+            done.finish is Finish.ABORT and 3 <= had[f"k{i}"] <= len(done.ids) <= had[f"k{i}"] + 1
+        )
 
 
 def test_no_weights_no_tokens() -> None:

@@ -62,8 +62,10 @@ def test_answers_are_what_the_instruction_asks(seed: int) -> None:
     for task in tasks:
         lines = content_of(task, task.source)
         stem = task.source.rsplit(".", 1)[0]
-        words = f"{stem} to {task.output}." if task.family == "copy" else task.instruction
-        assert task.instruction.endswith(words) and stem in task.instruction
+        target, extension = task.output.rsplit(".", 1)
+        assert task.source == f"{stem}.{extension}"
+        assert task.instruction.endswith(f" to {target} with the same ending.")
+        assert stem in task.instruction and extension not in task.instruction.split()
         asked = task.instruction.split(" to ")[0]
         if task.family == "value":
             key = asked.removeprefix("Write the value of ").split(" in ")[0]

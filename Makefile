@@ -37,7 +37,7 @@ clean:
 # The environments: stamp files say what was installed last.
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
-	  f"Python >= 3.11 is needed, {sys.version.split()[0]} found; use make PYTHON=python3.12 ...")'
+	  "Python >= 3.11 is needed, %s found; use make PYTHON=python3.12 ..." % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: setup.py | $(VENV)/bin/python

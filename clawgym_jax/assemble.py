@@ -135,6 +135,7 @@ class Assembly:
         self.folder = RunFolder(workdir, to_dict(config))
         self._stack = contextlib.ExitStack()
         try:
+            self._stack.enter_context(self.folder.lock())
             self._build(config, from_calls)
             self.folder.adopt()
         except BaseException:

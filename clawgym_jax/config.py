@@ -135,7 +135,12 @@ def _parse(text: str, expected: Any, whole: str) -> Any:
             return None
         expected = options[0]
     origin = typing.get_origin(expected) or expected
-    if origin in (str, typing.Literal):
+    if origin is str:
+        return text
+    if origin is typing.Literal:
+        if text not in typing.get_args(expected):
+            allowed = ", ".join(map(str, typing.get_args(expected)))
+            raise ConfigError(f"--override={whole}={text}: expected one of: {allowed}")
         return text
     if origin is tuple:
         inner = typing.get_args(expected)[0]

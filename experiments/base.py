@@ -39,7 +39,7 @@ TINY = ExperimentConfig(
     batch=BatchConfig(pack=PackConfig(row_tok=2048, train_tok=1024), weighting=TOKEN_MEAN),
     loss=LossConfig(clip_low=0.2, clip_high=0.28, correction_cap=2.0),
     optim=OptimConfig(
-        learning_rate=2e-4, decay_steps=80, b1=0.9, b2=0.99, weight_decay=0.0, grad_clip=0.2
+        learning_rate=2e-4, decay_steps=112, b1=0.9, b2=0.99, weight_decay=0.0, grad_clip=0.2
     ),
     cold_start=ColdStartConfig(
         demonstrations=192,
@@ -51,7 +51,7 @@ TINY = ExperimentConfig(
         ),
     ),
     loop=LoopConfig(
-        steps=20,
+        steps=28,
         instances=16,
         group_size=8,
         temperature=1.0,

@@ -76,6 +76,8 @@ def costs(run: Path) -> None:
     )
     print(f"from the prefix cache {median('cached_tok'):.0f}")
     print(f"  log-prob gap, worst of the run {max(m['logprob_gap_max'] for m in steps):.1e}")
+    peak = json.loads((run / "progress.json").read_text()).get("peak_memory_bytes", 0)
+    print(f"  peak resident memory of the trainer process {peak / 2**20:.0f} MiB")
 
 
 def main() -> None:

@@ -40,24 +40,21 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from absl import app, flags, logging
-from rich.console import Console
-from rich.table import Table
 
 from clawgym_jax.assemble import model_folder
 from clawgym_jax.config import TINY_BASE
 from clawgym_jax.core.errors import ClawgymError, ConfigError
 from clawgym_jax.core.interfaces import Harness, Task
-from clawgym_jax.core.types import CallRecord, Role
 from clawgym_jax.harness.claude_code import ClaudeCode
 from clawgym_jax.harness.pi import Pi
 from clawgym_jax.tasks.clawgym import load_tasks
 from clawgym_jax.train.progress import Display
 from clawgym_jax.tree.filters import FilterConfig, select_calls
-from clawgym_jax.tree.prefix_tree import build_tree
 from experiments.real_harness_parts import policies
 from experiments.real_harness_parts.hands import ClaudeHands, Hands, PiHands
 from experiments.real_harness_parts.lesson import Lesson, Teacher
 from experiments.real_harness_parts.stage import WINDOW_TOK, Play, Played, Stage
+from experiments.real_harness_parts.tables import mean_logprob, say_lesson, show, wide_display
 
 PI, CLAUDE = "pi", "claude_code"
 FULL, REDUCED = "full", "reduced"
@@ -65,7 +62,6 @@ OWN_TASKS = Path(__file__).resolve().parent / "real_harness_tasks"
 MODEL_PLAY = "model"
 SUBAGENT_PLAY = "solve_by_subagent"
 PLAYED_AGAIN = ("solve_by_files", "spoil", "write_stubs", "stop_early", MODEL_PLAY)
-WIDTH = 150  # columns of a printed table
 REDUCED_TOOLS = ("Bash", "Read", "Write")
 REDUCED_PROMPT = "You are an agent that works on the files of its working directory."
 
@@ -207,59 +203,6 @@ def versions_of(played: Sequence[Played]) -> list[int]:
     return sorted(found)
 
 
-def show(display: Display, title: str, played: Sequence[Played]) -> None:
-    table = Table(title=title)
-    columns = ("task", "policy", "outcome", "reward", "calls", "prompt tok", "sampled tok")
-    for column in (*columns, "leaves", "log-prob/tok", "seconds"):
-        table.add_column(column)
-    for p in played:
-        calls = p.episode.calls
-        record = p.episode.record
-        table.add_row(
-            p.task_id,
-            p.name,
-            f"{record.outcome} {record.detail}".strip(),
-            "none" if p.episode.reward is None else f"{p.episode.reward:.2f}",
-            roles_of(calls),
-            f"{calls[0].prompt_tok}-{calls[-1].prompt_tok}" if calls else "",
-            str(sum(c.completion_tok for c in calls)),
-            str(leaves_of(calls)),
-            f"{mean_logprob(calls):.3f}",
-            f"{record.timings_s['total']:.1f}",
-        )
-    display.console.print(table)
-
-
-def roles_of(calls: Sequence[CallRecord]) -> str:
-    return ", ".join(f"{n} {role}" for role, n in Counter(str(c.role) for c in calls).items())
-
-
-def leaves_of(calls: Sequence[CallRecord]) -> int:
-    """Calls that no later call extends."""
-    tree = build_tree(calls)
-    return len(calls) - len({i for through in tree.extends for i in through})
-
-
-def mean_logprob(calls: Sequence[CallRecord]) -> float:
-    """Of the main agent's sampled tokens, as the engine scored them."""
-    own = [c for c in calls if c.role is Role.MAIN]
-    count = sum(c.completion_tok for c in own)
-    return sum(float(c.completion.logprobs.sum()) for c in own) / count if count else 0.0
-
-
-def say_lesson(display: Display, lesson: Lesson) -> None:
-    seconds = ", ".join(f"{name} {s:.1f} s" for name, s in lesson.seconds.items())
-    display.say(
-        f"{lesson.updates} GRPO updates on {lesson.trained_tok} sampled tokens in "
-        f"{lesson.rows} row(s) of {lesson.row_tok} ({lesson.tree_tok} tokens after "
-        f"sharing, {lesson.linear_tok} call by call)\n"
-        f"gradient norm {lesson.grad_norm:.3g}, engine-trainer gap {lesson.logprob_gap_max:.1e}\n"
-        f"log-prob per token: successful turns {lesson.good_logprob_change:+.4f}, failed turns "
-        f"{lesson.bad_logprob_change:+.4f}\n"
-        f"tokens not trained: {lesson.dropped_tok or 'none'}\n{seconds}"
-    )
-
-
 def find_tasks(roots: Sequence[Path], clawgym_root: Path | None, count: int) -> list[Task]:
     """Our own tasks first (they have solutions), then the given folders', then ClawGym's."""
     tasks: list[Task] = []
@@ -297,12 +240,6 @@ def run(
                 found["full_prompt"] = drive_full(stage, display)
             out[name] = {**sizes, **found}
     return {"harness": out}
-
-
-def wide_display() -> Display:
-    """Tables need room, also where there is no terminal to ask for its width."""
-    console = Console(highlight=False, soft_wrap=True)
-    return Display(console if console.width >= WIDTH else Console(highlight=False, width=WIDTH))
 
 
 HARNESS = flags.DEFINE_enum("harness", "both", [PI, CLAUDE, "both"], "which program")

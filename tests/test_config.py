@@ -49,6 +49,7 @@ def test_an_override_sets_its_field(setting: str, path: tuple[str, ...], value: 
         ("batch.pack.share_context=yes", "expected bool"),
         ("harnesses=", "at least one name"),
         ("loop.group_size=0", "group_size >= 1"),
+        ("rollout.proxy.history=keep", "expected one of: restore, branch"),
     ],
 )
 def test_a_wrong_override_says_what_was_expected(setting: str, said: str) -> None:
@@ -71,6 +72,10 @@ def test_a_run_folder_belongs_to_one_configuration(tmp_path: Path) -> None:
     first.adopt()
     first.note(stage="here")
     again = RunFolder(tmp_path, to_dict(BASE))
+    with first.lock(), pytest.raises(ConfigError, match="in use by another"), again.lock():
+        pass
+    with again.lock():  # free again
+        pass
     assert again.progress == {"stage": "here"}
     with pytest.raises(ConfigError, match=r"changed: loop\.steps"):
         RunFolder(tmp_path, to_dict(override(BASE, ["loop.steps=7"])))

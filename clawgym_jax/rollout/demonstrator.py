@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from clawgym_jax.core.errors import TaskError
 from clawgym_jax.rollout.scripted import Conversation
+from clawgym_jax.tasks.toy import note_path
 
 EXTENSIONS = ("txt", "csv", "log")
 DONE = "done"
@@ -29,8 +30,7 @@ _ASKED = {
     "count": r"Write how many lines in/(?P<stem>\S+) has",
 }
 _PATTERNS = {
-    family: re.compile(asked + r" to (?P<out>\S+) with the same ending\.")
-    for family, asked in _ASKED.items()
+    family: re.compile(asked + r" to the note (?P<note>\S+)\.") for family, asked in _ASKED.items()
 }
 _CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
 _RESULT = re.compile(r"<tool_response>\n(.*)\n</tool_response>", re.DOTALL)
@@ -64,7 +64,7 @@ class Mistakes:
 class _Goal:
     family: str
     stem: str
-    out: str
+    note: str
     key: str
 
 
@@ -108,8 +108,7 @@ class Demonstrator:
         if last.name == "list_files":
             return _call("read_file", path=self._pick(goal, last.result, rng))
         content = self._content(goal, last.result, rng)
-        source = last.arguments["path"]
-        return _call("write_file", path=self._target(goal, source, rng), content=content)
+        return _call("write_file", path=self._target(goal, rng), content=content)
 
     # ---- shell --------------------------------------------------------------------------------
 
@@ -125,8 +124,7 @@ class Demonstrator:
         if command == "ls in":
             return self._shell_use(goal, self._pick(goal, last.result, rng), rng)
         content = self._content(goal, last.result, rng)
-        target = self._target(goal, command.removeprefix("cat "), rng)
-        return _call("bash", command=f"echo {content} > {target}")
+        return _call("bash", command=f"echo {content} > {self._target(goal, rng)}")
 
     def _shell_use(self, goal: _Goal, source: str, rng: random.Random) -> str:
         """One command that does it all, or a look at the file."""
@@ -134,7 +132,7 @@ class Demonstrator:
             return _call("bash", command=f"cat {source}")
         wrong = self._hits(rng, self.mistakes.wrong_content)
         form = (_WRONG_COMMANDS if wrong else _COMMANDS)[goal.family]
-        command = form.format(source=source, out=self._target(goal, source, rng))
+        command = form.format(source=source, out=self._target(goal, rng))
         return _call("bash", command=command)
 
     # ---- choices ------------------------------------------------------------------------------
@@ -156,15 +154,11 @@ class Demonstrator:
         wrong = not right or (others and self._hits(rng, self.mistakes.wrong_file))
         return f"in/{rng.choice(others if wrong and others else right or [goal.stem])}"
 
-    def _target(self, goal: _Goal, source: str, rng: random.Random) -> str:
-        """The output's path, with the ending of the file that was read."""
-        ending = source.rpartition(".")[2]
+    def _target(self, goal: _Goal, rng: random.Random) -> str:
+        """Where the note lies, or not quite."""
         if not self._hits(rng, self.mistakes.wrong_target):
-            return f"{goal.out}.{ending}"
-        folder, _, name = goal.out.rpartition("/")
-        other = rng.choice([x for x in EXTENSIONS if x != ending])
-        return rng.choice([goal.out, f"{goal.out}.{other}", f"in/{name}.{ending}",
-                           f"{folder}/{goal.stem}.{ending}"])  # fmt: skip
+            return note_path(goal.note)
+        return rng.choice([goal.note, f"{goal.note}.md", f"out/{goal.note}", f"out/{goal.stem}.md"])
 
     def _content(self, goal: _Goal, text: str, rng: random.Random) -> str:
         wrong = self._hits(rng, self.mistakes.wrong_content)
@@ -202,7 +196,7 @@ def _goal_of(conversation: Conversation) -> _Goal:
         found = pattern.search(instruction)
         if found:
             parts = found.groupdict()
-            return _Goal(family, parts["stem"], parts["out"], parts.get("key", ""))
+            return _Goal(family, parts["stem"], parts["note"], parts.get("key", ""))
     raise TaskError(f"expected a toy task's instruction, got {instruction[:120]!r}")
 
 

@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -116,13 +117,14 @@ class RunFolder:
             remove_tree(root)
 
     def sweep(self) -> int:
-        """Removes folders of dead runs; returns how many sandboxes they held."""
+        """Ends what dead runs left running, removes their folders; returns how many sandboxes."""
         removed = 0
         for run in _entries(self.base):
             owner = _owner_of(run)
             if owner is None or owner.alive():
                 continue
             removed += sum(1 for entry in _entries(run) if entry.name != "etc")
+            kill_starters(run)
             remove_tree(run)
         return removed
 
@@ -135,6 +137,21 @@ class RunFolder:
                 (root / "etc" / name).write_text(text)
             self._root = root
         return self._root
+
+
+def kill_starters(run: Path) -> None:
+    """Kills the bwrap processes that name a folder of the dead run `run` in their arguments.
+
+    A bwrap whose parent was killed before it was ready to die with it waits for ever.
+    """
+    inside = f"{run}/".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+            if Path(os.fsdecode(arguments[0])).name == "bwrap" and any(
+                argument.startswith(inside) for argument in arguments
+            ):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def remove_tree(path: Path) -> None:

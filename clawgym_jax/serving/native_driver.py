@@ -33,6 +33,7 @@ class NativeDriver:
         """decode: ids -> text, needed for stop strings only."""
         self._engine = engine
         self._decode = decode
+        self._vocabulary = engine.model.vocab_size
         self._batcher = Batcher(engine, decode)
         self.stats = self._batcher.stats
         self._waiting: deque[Request] = deque()
@@ -85,6 +86,12 @@ class NativeDriver:
         window = self._engine.config.window_tok
         if prompt.ndim != 1 or not len(prompt):
             raise SamplerError(f"expected a prompt of token ids [P], P >= 1, got {prompt.shape}")
+        for name, ids in (("prompt", prompt), ("scored", forced)):
+            if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
+                raise SamplerError(
+                    f"expected {name} token ids in [0, {self._vocabulary}), got {ids.min()} to "
+                    f"{ids.max()}: is it the tokenizer of another model?"
+                )
         if len(prompt) + (len(forced) if forced is not None else 1) > window:
             raise Overlong(len(prompt), window)
         loop = asyncio.get_running_loop()

@@ -21,19 +21,17 @@ from typing import Any
 
 from clawgym_jax.core.errors import TaskError
 from clawgym_jax.tasks.grading import Scoring
-from clawgym_jax.tasks.task import DEFAULT_MOUNT, FolderTask
+from clawgym_jax.tasks.task import DEFAULT_MOUNT, FolderTask, checked_mount, checked_text
 
 
 def load_task(folder: Path, scoring: Scoring | None = None) -> FolderTask:
     """One task folder. Files are read when they are needed, not now."""
     entry = _read_entry(folder / "data_entry.json")
     mount = entry.get("input_mount_dir") or DEFAULT_MOUNT
-    if not isinstance(mount, str) or not mount.startswith("/"):
-        raise TaskError(f"{folder}: input_mount_dir must be an absolute path, got {mount!r}")
     return FolderTask(
-        task_id=_text(entry, "task_id", folder),
-        instruction=_text(entry, "user_query", folder),
-        mount=mount.rstrip("/"),
+        task_id=checked_text(entry.get("task_id"), folder, "task_id"),
+        instruction=checked_text(entry.get("user_query"), folder, "user_query"),
+        mount=checked_mount(mount, folder),
         inputs=_folder(folder / "input_files"),
         reward=_folder(folder / "reward"),
         metadata=entry.get("metadata") or {},
@@ -97,7 +95,7 @@ def task_of_row(
         metadata["rule"] = row["rule"]
     return FolderTask(
         task_id=_id_in(str(row.get("origin_template") or "")) or default_id,
-        instruction=_text(row, "prompt", Path(default_id)),
+        instruction=checked_text(row.get("prompt"), default_id, "prompt"),
         inputs=inputs or None,
         reward=reward or None,
         metadata=metadata,
@@ -113,13 +111,6 @@ def _read_entry(path: Path) -> Mapping[str, Any]:
     if not isinstance(entry, dict):
         raise TaskError(f"{path}: expected a JSON object, got {type(entry).__name__}")
     return entry
-
-
-def _text(entry: Mapping[str, Any], key: str, where: Path) -> str:
-    value = entry.get(key)
-    if not isinstance(value, str) or not value:
-        raise TaskError(f"{where}: {key!r} must be a text, got {value!r}")
-    return value
 
 
 def _folder(path: Path) -> Path | None:

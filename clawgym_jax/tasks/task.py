@@ -27,6 +27,7 @@ from clawgym_jax.tasks import grading
 Files = Path | Mapping[str, bytes]  # a folder, or relative path -> content
 
 DEFAULT_MOUNT = "/root/.openclaw/workspace"
+SYSTEM_FOLDERS = frozenset("bin boot dev etc lib lib32 lib64 libx32 proc run sbin sys usr".split())
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,52 @@ def write_files(files: Files, target: Path) -> None:
     """Copies a folder's content, or writes a mapping, into `target`."""
     target.mkdir(parents=True, exist_ok=True)
     if isinstance(files, Path):
-        shutil.copytree(files, target, dirs_exist_ok=True)
+        _check_folder(files)
+        shutil.copytree(files, target, symlinks=True, dirs_exist_ok=True)
         return
     for name, content in files.items():
         path = inside(target, name)
         if path.parent != target:
             path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses what no agent can be given: links that lead out of the folder, fifos, devices."""
+    root = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            try:
+                fine = path.resolve(strict=True).is_relative_to(root)
+            except (OSError, RuntimeError):  # leads nowhere, or in a circle
+                fine = False
+        else:
+            fine = path.is_file() or path.is_dir()
+        if not fine:
+            raise TaskError(
+                f"{path}: expected a file, a folder or a link within {folder}, got "
+                f"{'a link to ' + os.readlink(path) if path.is_symlink() else 'a special file'}; "
+                "fix the task's files"
+            )
+
+
+def checked_mount(mount: object, where: object) -> str:
+    """The path at which a task wants its workspace; not one that hides the sandbox's own files."""
+    parts = PurePosixPath(mount).parts if isinstance(mount, str) else ()
+    if len(parts) < 2 or parts[0] != "/" or ".." in parts or "\0" in str(mount):
+        raise TaskError(f"{where}: expected an absolute path of a folder as mount, got {mount!r}")
+    if parts[1] in SYSTEM_FOLDERS:
+        raise TaskError(f"{where}: mount {mount!r} lies in a folder of the system; use another")
+    return "/" + "/".join(parts[1:])
+
+
+def checked_text(value: object, where: object, key: str) -> str:
+    """A text that can be an argument of a program: not empty, no NUL, encodable."""
+    if not isinstance(value, str) or not value:
+        raise TaskError(f"{where}: {key!r} must be a text, got {value!r}")
+    if "\0" in value or value != value.encode(errors="ignore").decode():
+        raise TaskError(f"{where}: {key!r} holds a NUL or half a surrogate pair; fix the text")
+    return value
 
 
 def inside(folder: Path, name: str) -> Path:

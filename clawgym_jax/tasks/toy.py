@@ -1,15 +1,14 @@
 """Small file tasks with exact answers, made up from a seed: what the tiny model learns on.
 
-    value   "Write the value of banor in in/ketu to out/liso with the same ending."
-    copy    "Copy the file in/ketu to out/liso with the same ending."
-    first   "Write the first line of in/ketu to out/liso with the same ending."
-    last    "Write the last line of in/ketu to out/liso with the same ending."
-    count   "Write how many lines in/ketu has to out/liso with the same ending."
+    value   "Write the value of banor in in/ketu to the note liso."    in/ketu.csv: banor=disa ...
+    copy    "Copy the file in/ketu to the note liso."
+    first   "Write the first line of in/ketu to the note liso."
+    last    "Write the last line of in/ketu to the note liso."
+    count   "Write how many lines in/ketu has to the note liso."
 
-If in/ketu is the file in/ketu.csv, the answer belongs in out/liso.csv. The ending is not told, so
-an agent has to look before it can write; the other files of in/ distract. What "the same ending"
-asks for is nowhere in the tiny base model's text: it has to be learned from demonstrations and
-rewards, through whichever harness.
+The extension of in/ketu is not told, so an agent has to look; the other files of in/ distract. The
+note liso is the file out/liso.md: a rule of this house that no request tells and that is not in the
+tiny base model's text, so it can be learned from demonstrations and rewards only.
 All names belong to the split's own share (`core.names`). Not here: instructions in other words.
 Invariant: the same (split, count, seed) gives the same tasks, and a longer list starts with them.
 """
@@ -28,11 +27,11 @@ MOUNT = "/workspace"
 EXTENSIONS = ("txt", "csv", "log")
 FAMILIES = ("value", "copy", "first", "last", "count")
 INSTRUCTIONS = {
-    "value": "Write the value of {key} in {source} to {output} with the same ending.",
-    "copy": "Copy the file {source} to {output} with the same ending.",
-    "first": "Write the first line of {source} to {output} with the same ending.",
-    "last": "Write the last line of {source} to {output} with the same ending.",
-    "count": "Write how many lines {source} has to {output} with the same ending.",
+    "value": "Write the value of {key} in {source} to the note {note}.",
+    "copy": "Copy the file {source} to the note {note}.",
+    "first": "Write the first line of {source} to the note {note}.",
+    "last": "Write the last line of {source} to the note {note}.",
+    "count": "Write how many lines {source} has to the note {note}.",
 }
 LINES = {"value": (1, 2), "copy": (1, 2), "first": (2, 6), "last": (2, 6), "count": (2, 6)}
 
@@ -68,8 +67,13 @@ class ToyTask(FolderTask):
 
     family: str = ""
     source: str = ""  # in/ketu.csv, with the extension
-    output: str = ""  # out/liso.csv, with the same extension
+    output: str = ""  # out/liso.md
     expected: str = ""  # content of the output, up to trailing white space
+
+
+def note_path(name: str) -> str:
+    """Where the note called `name` lies."""
+    return f"out/{name}.md"
 
 
 def toy_tasks(split: Split, count: int, seed: int) -> list[ToyTask]:
@@ -83,8 +87,8 @@ def toy_task(split: Split, seed: int, index: int) -> ToyTask:
     names = _Names(rng, split)
     family = FAMILIES[index % len(FAMILIES)]
     lines = _lines(rng, names, LINES[family], keyed=family == "value" or rng.random() < 0.3)
-    stem, target, extension = names.new(), f"out/{names.new()}", rng.choice(EXTENSIONS)
-    source, output = f"in/{stem}.{extension}", f"{target}.{extension}"
+    stem, note = names.new(), names.new()
+    source, output = f"in/{stem}.{rng.choice(EXTENSIONS)}", note_path(note)
     contents = {source: lines}
     for _ in range(rng.randint(1, 2)):
         other = f"in/{names.new()}.{rng.choice(EXTENSIONS)}"
@@ -99,7 +103,7 @@ def toy_task(split: Split, seed: int, index: int) -> ToyTask:
     }[family]
     return ToyTask(
         task_id=f"toy_{split}_{seed}_{index:05d}",
-        instruction=INSTRUCTIONS[family].format(key=key, source=f"in/{stem}", output=target),
+        instruction=INSTRUCTIONS[family].format(key=key, source=f"in/{stem}", note=note),
         mount=MOUNT,
         inputs={name: "".join(f"{x}\n" for x in text).encode() for name, text in contents.items()},
         reward={

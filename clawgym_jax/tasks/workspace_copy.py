@@ -113,8 +113,17 @@ def _resolve(root: Path, name: str, mount: str) -> list[str] | None:
         if expansions > MAX_LINKS:
             return None
         if os.path.isabs(points_to):
-            if os.path.commonpath([mount, os.path.normpath(points_to)]) != mount:
+            below = _below(points_to, mount)
+            if below is None:
                 return None
-            points_to, done = points_to[len(mount) :], []
+            todo, done = todo + below[::-1], []
+            continue
         todo += points_to.split("/")[::-1]
     return done
+
+
+def _below(path: str, mount: str) -> list[str] | None:
+    """The parts of an absolute path below `mount`, however it is written: //mount/./x is x."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    head = [part for part in mount.split("/") if part]
+    return parts[len(head) :] if parts[: len(head)] == head else None

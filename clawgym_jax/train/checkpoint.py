@@ -52,13 +52,23 @@ class Checkpoints:
             raise RecordError(f"no checkpoint in {self._manager.directory}; start a new run there")
         flat = _flat(state)
         shapes = {key: jax.ShapeDtypeStruct(x.shape, x.dtype) for key, x in flat.items()}
-        found = self._manager.restore(
-            at,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(shapes), cursor=ocp.args.JsonRestore()
-            ),
-        )
-        leaves = [found["state"][key] for key in flat]
+        try:
+            found = self._manager.restore(
+                at,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(shapes), cursor=ocp.args.JsonRestore()
+                ),
+            )
+            leaves = [found["state"][key] for key in flat]
+        except (
+            KeyError,
+            ValueError,
+            OSError,
+        ) as error:  # what orbax raises for lost or other files
+            raise RecordError(
+                f"checkpoint {self._manager.directory / str(at)} cannot be restored ({error}); it "
+                "is damaged or of another model: remove that folder to go on from an earlier one"
+            ) from error
         restored = jax.tree.unflatten(jax.tree.structure(state), leaves)
         return restored, dict(found["cursor"])
 

@@ -9,6 +9,7 @@ step's first rollout; a step is checkpointed after its metrics are written.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -120,14 +121,22 @@ class Loop:
 
     def execute(self) -> tuple[dict[str, Any], TrainState]:
         """Runs what is not done yet. Returns (progress, final state)."""
+        if self._folder.progress.get("done"):
+            self._display.say("this run is finished already; another --workdir starts a new one")
+            return self._folder.progress, self._start()[0]
         start_s = time.perf_counter()
         try:
             state = self._stages()
             self._folder.note(done=True)
         finally:  # an interrupted session counts, too
             spent_s = self._folder.progress.get("seconds", 0.0) + time.perf_counter() - start_s
-            self._folder.note(seconds=spent_s)
+            self._folder.note(seconds=spent_s, peak_memory_bytes=self._peak_memory_bytes())
         return self._folder.progress, state
+
+    def _peak_memory_bytes(self) -> int:
+        """The most that this process had resident, over all sessions of the run."""
+        now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+        return max(now, int(self._folder.progress.get("peak_memory_bytes", 0)))
 
     def _stages(self) -> TrainState:
         state, cursor = self._start()

@@ -5,9 +5,11 @@ Not here: what the files contain. Invariant: `progress.json` is replaced whole, 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ This folder is one training run.
 
 config.json     the configuration, every field
 progress.json   which stages are done, and their results
+run.lock        held by the process that works on this run
 calls.log       every model call, token for token (msgpack frames; launch/report.py prints them)
 episodes.log    every settled episode with its grade
 metrics.jsonl   one line per step; after a resume the last line of a step counts
@@ -25,6 +28,8 @@ tensorboard/    the same numbers for TensorBoard
 checkpoints/    orbax; the latest one is where a resume starts
 model/          the final policy in Hugging Face form (when the run is done)
 report.html     curves, outcomes, one prefix tree and one transcript
+
+Steps count from 1; the episodes of step k are named s(k-1): s0000 is what step 1 learned from.
 
 Resume: run the same command with the same --workdir.
 Offline: launch/train.py with --from_calls=THIS_FOLDER trains from the log, without rollouts.
@@ -50,6 +55,18 @@ class RunFolder:
                 f"{self.path} was started with another configuration; changed: "
                 f"{', '.join(changed[:5])}. Use the same flags, or another --workdir"
             )
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held while a process works on this run; a second one gets a ConfigError."""
+        with (self.path / "run.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.path} is in use by another process; wait, or use another --workdir"
+                ) from error
+            yield
 
     def adopt(self) -> None:
         """From now on the folder belongs to this configuration (it was found to be usable)."""

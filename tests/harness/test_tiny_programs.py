@@ -17,7 +17,7 @@ from clawgym_jax.proxy.breaks import extends
 from tests.harness.playing import Played, play, table
 from tests.proxy.support import ScriptedEngine, call_text, tiny_codec
 
-TASK = "Copy the file in/ketu to out/liso with the same ending."
+TASK = "Copy the file in/ketu to the note liso."
 INPUTS = {"in/ketu.csv": b"banor=disa\n"}
 
 
@@ -40,11 +40,11 @@ def test_chat_plays_a_whole_task() -> None:
         TinyChat(),
         call_text("list_files", {"path": "in"}),
         call_text("read_file", {"path": "in/ketu.csv"}),
-        call_text("write_file", {"path": "out/liso.csv", "content": "banor=disa"}),
+        call_text("write_file", {"path": "out/liso.md", "content": "banor=disa"}),
         "done",
     )
     assert (played.returncode, played.stdout) == (0, "done\n"), played.stderr
-    assert played.files["out/liso.csv"] == b"banor=disa"
+    assert played.files["out/liso.md"] == b"banor=disa"
     assert all(extends(b.prompt_ids, a) for a, b in itertools.pairwise(played.trace.calls))
     assert not played.trace.causes
     shown = tiny_codec().decode(engine.asked[-1].prompt_ids)
@@ -56,11 +56,11 @@ def test_shell_plays_a_whole_task() -> None:
     played, engine = run(
         TinyShell(),
         "<think>\nlook\n</think>\n\n" + bash("ls in"),
-        bash("cp in/ketu.csv out/liso.csv"),
+        bash("cp in/ketu.csv out/liso.md"),
         "done",
     )
     assert (played.returncode, played.stdout) == (0, "done\n"), played.stderr
-    assert played.files["out/liso.csv"] == b"banor=disa\n"
+    assert played.files["out/liso.md"] == b"banor=disa\n"
     assert all(extends(b.prompt_ids, a) for a, b in itertools.pairwise(played.trace.calls))
     assert not played.trace.causes
     assert engine.asked[0].prompt_ids.size <= 250

@@ -153,8 +153,8 @@ def test_template_takes_arguments_as_text() -> None:
 def test_harness_texts_are_cheap() -> None:
     sentences = {
         "You are an agent that works with files in a workspace. Use the tools to do the task.": 20,
-        "Write the value of banor in in/ketu to out/liso with the same ending.": 23,
-        "Write how many lines in/ketu has to out/liso with the same ending.": 20,
+        "Write the value of banor in in/ketu to the note liso.": 21,
+        "Write how many lines in/ketu has to the note liso.": 18,
         '{"path": "out/banor.txt", "content": "ketu\\nfima"}': 18,
     }
     for text, most in sentences.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,30 @@ def test_sweep_leaves_foreign_folders_alone(tmp_path: Path) -> None:
     (base / f"{dead}-abc" / "0" / "work").mkdir(parents=True)
     assert RunFolder(base).sweep() == 1
     assert sorted(path.name for path in base.iterdir()) == ["1-2-x-y", "notes"]
+
+
+def test_sweep_ends_a_bwrap_that_waits_for_a_dead_run(tmp_path: Path) -> None:
+    """kill -9 at the wrong moment leaves one; told by its name and the dead run's folder."""
+    base = tmp_path / "base"
+    dead, live = Owner(2**22 + 1, 5, Owner.current().boot), Owner.current()
+    fake = tmp_path / "bwrap"
+    fake.symlink_to("/bin/sh")
+    waiting = {}
+    for name, owner, program in (
+        ("dead", dead, fake), ("live", live, fake), ("other program", dead, "/bin/sh"),
+    ):  # fmt: skip
+        work = base / f"{owner}-abc" / "0" / "work"
+        work.mkdir(parents=True, exist_ok=True)
+        command = [str(program), "-c", "read line", "--bind", str(work), "/workspace"]
+        waiting[name] = subprocess.Popen(command, stdin=subprocess.PIPE)
+    try:
+        assert RunFolder(base).sweep() == 1
+        assert waiting["dead"].wait(10) == -signal.SIGKILL
+        assert waiting["live"].poll() is None and waiting["other program"].poll() is None
+    finally:
+        for process in waiting.values():
+            process.kill()
+            process.communicate()
 
 
 def test_remove_tree_does_not_follow_links(tmp_path: Path) -> None:

@@ -190,6 +190,15 @@ def test_overlong_is_refused_not_cut(driver: NativeDriver) -> None:
     assert (len(last.ids), last.finish) == (1, Finish.LENGTH)
 
 
+@pytest.mark.parametrize("wrong", [-1, 61])
+def test_ids_of_another_vocabulary_are_refused(driver: NativeDriver, wrong: int) -> None:
+    prompt = np.array([3, wrong, 5], np.int32)
+    with pytest.raises(SamplerError, match=r"prompt token ids in \[0, 61\)"):
+        asyncio.run(go(driver, "other", prompt))
+    with pytest.raises(SamplerError, match=r"scored token ids in \[0, 61\)"):
+        asyncio.run(driver.score(prompt_of(1, 4), np.array([wrong])))
+
+
 def test_cancel_returns_what_was_sampled_and_frees_the_slot(
     driver: NativeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

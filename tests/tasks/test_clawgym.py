@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,6 +124,12 @@ def test_a_task_without_a_grader_is_not_a_zero(sandboxes: SandboxFactory, tmp_pa
         (lambda entry: entry.pop("user_query"), "user_query"),
         (lambda entry: entry.update(task_id=7), "task_id"),
         (lambda entry: entry.update(input_mount_dir="relative"), "absolute"),
+        (lambda entry: entry.update(input_mount_dir="/"), "absolute path of a folder"),
+        (lambda entry: entry.update(input_mount_dir="/work/../etc"), "absolute path of a folder"),
+        (lambda entry: entry.update(input_mount_dir="/usr/share"), "folder of the system"),
+        (lambda entry: entry.update(input_mount_dir=["/work"]), "absolute path of a folder"),
+        (lambda entry: entry.update(user_query="Do\0it."), "NUL"),
+        (lambda entry: entry.update(user_query="Do \ud800."), "half a surrogate"),
     ],
 )
 def test_malformed_folders_say_what_is_wrong(
@@ -135,6 +142,25 @@ def test_malformed_folders_say_what_is_wrong(
         load_task(tmp_path)
     with pytest.raises(TaskError, match="is it the right folder"):
         load_tasks(tmp_path)
+
+
+@pytest.mark.parametrize("plant", ["dangling", "out", "loop", "fifo"])
+def test_inputs_that_no_agent_can_be_given_are_named(tmp_path: Path, plant: str) -> None:
+    inputs, workspace = tmp_path / "task/input_files", tmp_path / "workspace"
+    (inputs / "deep").mkdir(parents=True)
+    (inputs / "a.txt").write_text("a")
+    (inputs / "deep/fine").symlink_to("../a.txt")
+    entry = {"task_id": "task_1", "user_query": "Do it.", "metadata": {}}
+    (tmp_path / "task/data_entry.json").write_text(json.dumps(entry))
+    load_task(tmp_path / "task").fill(workspace)
+    assert os.readlink(workspace / "deep/fine") == "../a.txt"
+    bad = inputs / "deep/bad"
+    if plant == "fifo":
+        os.mkfifo(bad)
+    else:
+        bad.symlink_to({"dangling": "nowhere", "out": "/etc/passwd", "loop": "bad"}[plant])
+    with pytest.raises(TaskError, match=r"deep/bad: expected a file, a folder or a link within"):
+        load_task(tmp_path / "task").fill(tmp_path / "another")
 
 
 def test_rows_become_tasks(sandboxes: SandboxFactory, tmp_path: Path) -> None:

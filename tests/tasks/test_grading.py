@@ -230,6 +230,10 @@ def test_the_copy_keeps_what_stays_inside_and_drops_what_leads_out(tmp_path: Pat
         "bad_loop": "bad_loop",
         "a/bad_escape": "b/../../../etc",
         "bad_sibling": "/workspace2/x",
+        "bad_slashes": "//work/reward/check.py",
+        "bad_dots": "/./work/././reward/check.py",
+        "bad_round": "/work/a/../reward/check.py",
+        "slashes": "//work//a/./file",
     }
     for name, points_to in links.items():
         (source / name).symlink_to(points_to)

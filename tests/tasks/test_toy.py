@@ -26,7 +26,7 @@ SPLITS = ["pretrain", "cold", "train", "heldout"]
 def names_in(task: ToyTask) -> set[str]:
     assert isinstance(task.inputs, dict)
     words = " ".join([*task.inputs, *(text.decode() for text in task.inputs.values()), task.output])
-    fixed = {"in", "out", *("txt", "csv", "log")}
+    fixed = {"in", "out", *("txt", "csv", "log", "md")}
     return {word for word in re.findall(r"[a-z]+", words) if word not in fixed}
 
 
@@ -62,10 +62,9 @@ def test_answers_are_what_the_instruction_asks(seed: int) -> None:
     for task in tasks:
         lines = content_of(task, task.source)
         stem = task.source.rsplit(".", 1)[0]
-        target, extension = task.output.rsplit(".", 1)
-        assert task.source == f"{stem}.{extension}"
-        assert task.instruction.endswith(f" to {target} with the same ending.")
-        assert stem in task.instruction and extension not in task.instruction.split()
+        note = task.output.removeprefix("out/").removesuffix(".md")
+        assert task.instruction.endswith(f" to the note {note}.")
+        assert stem in task.instruction and task.source not in task.instruction
         asked = task.instruction.split(" to ")[0]
         if task.family == "value":
             key = asked.removeprefix("Write the value of ").split(" in ")[0]

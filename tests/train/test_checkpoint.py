@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import jax
@@ -50,6 +51,18 @@ def test_only_the_latest_are_kept(tmp_path: Path) -> None:
 def test_an_empty_folder_is_a_clear_error(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(RecordError, match="no checkpoint"):
+        checkpoints.restore(make_state(0))
+    checkpoints.close()
+
+
+def test_a_damaged_checkpoint_is_a_clear_error(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, make_state(1), {"done": 3})
+    checkpoints.wait()
+    shutil.rmtree(tmp_path / "3" / "state")
+    with pytest.raises(
+        RecordError, match=r"checkpoint .*/3 cannot be restored .* remove that folder"
+    ):
         checkpoints.restore(make_state(0))
     checkpoints.close()
 

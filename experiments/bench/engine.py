@@ -1,0 +1,112 @@
+"""What a decode step and a prefill cost on this machine, by slots, length and rows.
+
+    python experiments/bench/engine.py [--quick]
+
+The shipped tiny model, all slots busy at the given length; prefill of one chunk for one row and
+for eight rows in one program. Best and median of the repeats, in one run, so that the ratios hold
+on a noisy machine. The last line is a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+import jax
+import numpy as np
+from absl import app, flags
+
+from clawgym_jax.assemble import model_folder
+from clawgym_jax.config import TINY_BASE
+from clawgym_jax.model import hf_weights
+from clawgym_jax.serving.engine import DecodeState, Engine, EngineConfig, Prefill, Rows
+from clawgym_jax.serving.sampling import Knobs
+
+QUICK = flags.DEFINE_bool("quick", False, "fewer repeats: within a minute")
+WINDOW_TOK = 768
+SLOTS = (16, 32, 48)
+LENGTHS_TOK = (100, 350, 700)
+CHUNKS_TOK = (32, 128, 384)
+
+
+def times_ms(once: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """The first call, which compiles, is not counted."""
+    jax.block_until_ready(once())
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(once())
+        taken.append(1e3 * (time.perf_counter() - start))
+    return {"best": round(min(taken), 2), "median": round(statistics.median(taken), 2)}
+
+
+def busy_rows(slots: int, length_tok: int) -> Rows:
+    """Every slot decodes at `length_tok`."""
+    full, ones = np.full(slots, True), np.ones(slots, np.float32)
+    zeros = np.zeros(slots, np.int32)
+    knobs = Knobs(ones, ones, zeros, np.zeros(slots, np.float32), zeros.astype(np.uint32), zeros)
+    return Rows(full, np.full(slots, length_tok, np.int32), zeros, full, knobs)
+
+
+def decode_ms(engine: Engine, params: Any, length_tok: int, repeats: int) -> dict[str, float]:
+    state = engine.insert(engine.init_decode_state(), busy_rows(engine.config.slots, length_tok))
+
+    def once() -> Any:
+        nonlocal state
+        state, drawn = engine.generate(params, state, length_tok + repeats + 1)
+        return drawn
+
+    return times_ms(once, repeats)
+
+
+def prefill_ms(engine: Engine, params: Any, chunk_tok: int, repeats: int) -> dict[str, float]:
+    rows = engine.config.prefill_batch
+    batch = Prefill(
+        tokens=np.full((rows, chunk_tok), 7, np.int32),
+        slots=np.arange(rows, dtype=np.int32),
+        sources=np.arange(rows, dtype=np.int32),
+        starts=np.zeros(rows, np.int32),
+        targets=np.zeros((rows, chunk_tok), np.int32),
+        temperature=np.ones(rows, np.float32),
+    )
+    state: DecodeState = engine.init_decode_state()
+
+    def once() -> Any:
+        nonlocal state
+        state, _ = engine.prefill(params, state, batch)
+        return state.length, state.k
+
+    return times_ms(once, repeats)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; options are written --name=value")
+    repeats = 10 if QUICK.value else 60
+    model, graph, params = hf_weights.read(model_folder(TINY_BASE))
+    out: dict[str, Any] = {"decode_ms": {}, "prefill_ms": {}, "repeats": repeats}
+    for slots in SLOTS:
+        buckets = (256, 384, 512)
+        engine = Engine(graph, model, EngineConfig(slots, WINDOW_TOK, 1, CHUNKS_TOK, buckets))
+        for length in LENGTHS_TOK:
+            found = decode_ms(engine, params, length, min(repeats, WINDOW_TOK - length - 2))
+            out["decode_ms"][f"{slots} slots at {length}"] = found
+            print(f"decode, {slots} slots at {length} tokens: {found} ms", flush=True)
+    for rows in (1, 8):
+        engine = Engine(graph, model, EngineConfig(16, WINDOW_TOK, rows, CHUNKS_TOK, (384,)))
+        for chunk in CHUNKS_TOK:
+            found = prefill_ms(engine, params, chunk, repeats)
+            out["prefill_ms"][f"{rows} rows of {chunk}"] = found
+            print(f"prefill, {rows} rows of {chunk} tokens: {found} ms", flush=True)
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    app.run(main)

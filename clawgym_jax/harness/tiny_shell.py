@@ -6,15 +6,13 @@ Invariant: the launch plan depends only on its arguments.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, RequestView
 from clawgym_jax.core.types import Role
 from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
+from clawgym_jax.harness.tiny_plan import tiny_plan
 
-_PROGRAMS = Path(__file__).parent / "programs"
 _AGENT_HEADER = "x-tiny-shell-agent-id"
 
 
@@ -33,10 +31,8 @@ class TinyShell:
     agents: bool = False  # offers the tool that asks a sub-agent
 
     def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
-        config = {
+        settings = {
             "base_url": endpoint.base_url,
-            "model": endpoint.model,
-            "max_tokens": endpoint.max_tok,
             "max_turns": self.max_turns,
             "attempts": self.attempts,
             "timeout_s": self.timeout_s,
@@ -44,15 +40,7 @@ class TinyShell:
             "compact_at_tok": self.compact_at_tok,
             "agents": self.agents,
         }
-        return LaunchPlan(
-            argv=["python3", "-I", "-S", f"{home}/.tiny_shell/agent.py", instruction],
-            env={"HOME": home, "TINY_SHELL_KEY": endpoint.key},
-            files={
-                ".tiny_shell/agent.py": (_PROGRAMS / "tiny_shell.py").read_bytes(),
-                ".tiny_shell/tiny_http.py": (_PROGRAMS / "tiny_http.py").read_bytes(),
-                ".tiny_shell/config.json": json.dumps(config).encode(),
-            },
-        )
+        return tiny_plan("tiny_shell", endpoint, instruction, home, settings)
 
     def chain(self, view: RequestView) -> str:
         return view.headers.get(_AGENT_HEADER, MAIN_CHAIN)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, RequestView
 from clawgym_jax.core.types import Role
 from clawgym_jax.harness.roles import role_of
-from clawgym_jax.harness.tiny_plan import tiny_plan
+from clawgym_jax.harness.tiny_plan import Settings, tiny_plan
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TinyChat:
     timeout_s: float = 600.0  # without a byte from the model
 
     def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
-        settings = {
+        settings: Settings = {
             "base_url": endpoint.base_url + "/v1",
             "max_turns": self.max_turns,
             "attempts": self.attempts,

@@ -12,6 +12,7 @@ from pathlib import Path
 from clawgym_jax.core.interfaces import Endpoint, LaunchPlan
 
 _PROGRAMS = Path(__file__).parent / "programs"
+Settings = Mapping[str, str | int | float | bool]
 
 
 def tiny_plan(
@@ -19,7 +20,7 @@ def tiny_plan(
     endpoint: Endpoint,
     instruction: str,
     home: str,
-    settings: Mapping[str, str | int | float | bool],
+    settings: Settings,
 ) -> LaunchPlan:
     """programs/`program`.py with `settings`; python3 in the sandbox is all that it needs."""
     folder = f".{program}"

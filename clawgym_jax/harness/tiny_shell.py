@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, RequestView
 from clawgym_jax.core.types import Role
 from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
-from clawgym_jax.harness.tiny_plan import tiny_plan
+from clawgym_jax.harness.tiny_plan import Settings, tiny_plan
 
 _AGENT_HEADER = "x-tiny-shell-agent-id"
 
@@ -31,7 +31,7 @@ class TinyShell:
     agents: bool = False  # offers the tool that asks a sub-agent
 
     def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
-        settings = {
+        settings: Settings = {
             "base_url": endpoint.base_url,
             "max_turns": self.max_turns,
             "attempts": self.attempts,

@@ -151,7 +151,7 @@ def test_no_process_outlives_a_run(kind: str, make: MakeFactory, ending: str) ->
         async with sandbox_of(make(kind), kind) as sandbox:
             started_s = time.monotonic()
             done = await sandbox.run(["sh", "-c", script], ENV, 1.0)
-            assert time.monotonic() - started_s < 8
+            assert time.monotonic() - started_s < 60  # not the hours that its children sleep
             assert done.timed_out == ending.startswith("sleep")
             assert done.returncode == (137 if done.timed_out else 0)
             assert processes_with(seconds) == []

@@ -15,6 +15,14 @@ class ConfigError(ClawgymError):
     """A flag, override or experiment file is wrong."""
 
 
+class ModelError(ClawgymError):
+    """A model folder's config.json and weights do not fit each other, or this code."""
+
+
+class CapacityError(ClawgymError):
+    """A buffer of fixed size was too small for what came; nothing was dropped, the step failed."""
+
+
 class RecordError(ClawgymError):
     """A stored record is not what its schema says (torn tails are not errors, they are cut)."""
 

@@ -1,17 +1,31 @@
-"""The shape of a Qwen3 model, dense or mixture of experts, and how Hugging Face spells it.
+"""The shape of a Qwen3 model, dense or mixture of experts, and the published ones by name.
 
-`Qwen3Config` says nothing about devices, sharding or training.  Source of the field names:
-`Qwen3Config` and `Qwen3MoeConfig` of transformers.
+Says nothing about devices, sharding or training; how Hugging Face spells it is `hf_config`.
 
-Invariant: `from_hf(to_hf(config))` is `config` up to the compute dtype.
+Invariant: a configuration alone fixes every parameter's shape (`num_parameters` counts them).
+Source of the field names and numbers: transformers' `Qwen3Config` and `Qwen3MoeConfig`, and the
+config.json files of Qwen/Qwen3-8B, Qwen3-32B and Qwen3-30B-A3B.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+
+
+@dataclasses.dataclass(frozen=True)
+class Yarn:
+    """How positions beyond the trained ones are squeezed in (arXiv:2309.00071)."""
+
+    factor: float  # tokens wanted / tokens trained on
+    original_max_position_embeddings: int  # tokens trained on
+    beta_fast: float = 32.0  # pairs that turn more often than this stay as trained
+    beta_slow: float = 1.0  # pairs that turn less often than this are fully stretched
+    attention_factor: float | None = None  # on cos and sin; None: from factor and mscale
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True  # the range between the betas to whole pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +46,7 @@ class Qwen3Config:
     decoder_sparse_step: int = 1  # every n-th layer is a mixture
     mlp_only_layers: tuple[int, ...] = ()  # layers that stay dense
     rope_theta: float = 1e6
+    yarn: Yarn | None = None  # None: plain rotary embedding
     tie_word_embeddings: bool = False
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 40960
@@ -74,85 +89,28 @@ class Qwen3Config:
     def num_moe_layers(self) -> int:
         return sum(count for kind, count in self.segments if kind)
 
+    @property
+    def num_parameters(self) -> int:
+        return self._count(self.num_experts)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token meets: of the experts, only those that it is routed to."""
+        return self._count(self.num_experts_per_tok)
+
+    def _count(self, experts: int) -> int:
+        """Parameters with `experts` of them in a mixture layer; router and tables whole."""
+        d, hd, mixtures = self.hidden_size, self.head_dim, self.num_moe_layers
+        attention = 2 * d * hd * (self.num_heads + self.num_kv_heads)
+        norms = 2 * d + 2 * hd
+        mixture = d * self.num_experts + experts * 3 * d * self.moe_intermediate_size
+        layers = self.num_layers * (attention + norms) + mixtures * mixture
+        layers += (self.num_layers - mixtures) * 3 * d * self.intermediate_size
+        tables = 1 if self.tie_word_embeddings else 2
+        return layers + tables * self.vocab_size * d + d
+
     def replace(self, **changes: Any) -> "Qwen3Config":
         return dataclasses.replace(self, **changes)
-
-
-def from_hf(config: Mapping[str, Any]) -> Qwen3Config:
-    """Reads a config.json of either generation (flat rope_theta, or rope_parameters)."""
-    kind = config.get("model_type")
-    if kind not in ("qwen3", "qwen3_moe"):
-        raise ValueError(f"model_type: expected 'qwen3' or 'qwen3_moe', got {kind!r}")
-    rope = config.get("rope_parameters") or {}
-    scaling = rope.get("rope_type", "default") != "default" or config.get("rope_scaling")
-    if scaling or config.get("attention_bias") or config.get("use_sliding_window"):
-        raise ValueError(
-            "expected plain rope, no attention bias and no sliding window; got "
-            f"rope={rope or config.get('rope_scaling')}, bias={config.get('attention_bias')}, "
-            f"sliding={config.get('use_sliding_window')}: convert the checkpoint first"
-        )
-    experts: dict[str, Any] = {}
-    if kind == "qwen3_moe":
-        experts = {
-            "num_experts": config.get("num_experts", config.get("num_local_experts", 128)),
-            "num_experts_per_tok": config.get("num_experts_per_tok", 8),
-            "moe_intermediate_size": config.get("moe_intermediate_size", 768),
-            "norm_topk_prob": config.get("norm_topk_prob", False),
-            "decoder_sparse_step": config.get("decoder_sparse_step", 1),
-            "mlp_only_layers": tuple(config.get("mlp_only_layers") or ()),
-        }
-    heads = config["num_attention_heads"]
-    return Qwen3Config(
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        num_layers=config["num_hidden_layers"],
-        num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads", heads),
-        head_dim=config.get("head_dim", 128),
-        intermediate_size=config["intermediate_size"],
-        rope_theta=float(config.get("rope_theta", rope.get("rope_theta", 1e6))),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        max_position_embeddings=config.get("max_position_embeddings", 32768),
-        param_dtype=jnp.dtype(config.get("dtype", config.get("torch_dtype", "float32"))),
-        dtype=jnp.dtype(config.get("dtype", config.get("torch_dtype", "float32"))),
-        **experts,
-    )
-
-
-def to_hf(config: Qwen3Config) -> dict[str, Any]:
-    """The config.json that transformers (old and new) reads as this model."""
-    out: dict[str, Any] = {
-        "architectures": ["Qwen3MoeForCausalLM" if config.num_experts else "Qwen3ForCausalLM"],
-        "model_type": "qwen3_moe" if config.num_experts else "qwen3",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_position_embeddings,
-        "torch_dtype": jnp.dtype(config.param_dtype).name,
-        "dtype": jnp.dtype(config.param_dtype).name,
-    }
-    if config.num_experts:
-        out |= {
-            "num_experts": config.num_experts,
-            "num_local_experts": config.num_experts,
-            "num_experts_per_tok": config.num_experts_per_tok,
-            "moe_intermediate_size": config.moe_intermediate_size,
-            "norm_topk_prob": config.norm_topk_prob,
-            "decoder_sparse_step": config.decoder_sparse_step,
-            "mlp_only_layers": list(config.mlp_only_layers),
-        }
-    return out
 
 
 TINY = Qwen3Config(  # 577,600 parameters: the shipped base model
@@ -196,3 +154,22 @@ QWEN3_8B = Qwen3Config(
     dtype=jnp.bfloat16,
     param_dtype=jnp.bfloat16,
 )
+
+QWEN3_32B = Qwen3Config(
+    vocab_size=151936,
+    hidden_size=5120,
+    num_layers=64,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=25600,
+    dtype=jnp.bfloat16,
+    param_dtype=jnp.bfloat16,
+)
+
+NAMED = {
+    "tiny": TINY,
+    "qwen3_30b_a3b": QWEN3_30B_A3B,
+    "qwen3_8b": QWEN3_8B,
+    "qwen3_32b": QWEN3_32B,
+}

@@ -1,193 +1,250 @@
 """Qwen3 weights in Hugging Face's files: config.json and safetensors, read and written.
 
-`read` maps tensor names to our parameter tree (linear weights transposed to [in, out], layers
-and experts stacked); `write` is its inverse, so that transformers loads what we trained.
+`read` goes straight from the mapped files to the devices: each device's slice of a parameter
+(layers and experts stacked, linear weights [in, out]) is filled tensor by tensor and handed over,
+so that host memory holds one parameter's local part at a time.  `write` is its inverse, one layer
+of one parameter at a time; transformers loads what it wrote.
 
-Invariant: `read(write(params))` gives the same arrays, bit for bit.
-Not here: downloading, sharded placement (give `read` a `place` function), tokenizers.
+Invariant: `read(write(params))` gives the same arrays, bit for bit, however they are sharded.
+Not here: downloading, names and shapes (`hf_names`), file formats (`hf_config`,
+`safetensors_stream`), how to shard.
 """
 
+import functools
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
 from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.typing import DTypeLike
 
-from clawgym_jax.model import config as model_config
-from clawgym_jax.model import qwen3
+from clawgym_jax.core.errors import ModelError
+from clawgym_jax.model import hf_config, hf_names, qwen3, safetensors_stream
+from clawgym_jax.model.config import Qwen3Config
+from clawgym_jax.model.hf_config import read_config as read_config
+from clawgym_jax.model.safetensors_stream import CONFIG, INDEX, WEIGHTS
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+__all__ = ["CONFIG", "INDEX", "WEIGHTS", "read", "read_config", "write"]
 
-# Our name of a layer's parameter: theirs, and whether theirs is transposed.
-_LAYER = {
-    "input_norm": ("input_layernorm", False),
-    "q": ("self_attn.q_proj", True),
-    "k": ("self_attn.k_proj", True),
-    "v": ("self_attn.v_proj", True),
-    "o": ("self_attn.o_proj", True),
-    "q_norm": ("self_attn.q_norm", False),
-    "k_norm": ("self_attn.k_norm", False),
-    "post_norm": ("post_attention_layernorm", False),
-}
-_MLP = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+MAX_SHARD_BYTES = 5 * 10**9
+_ALIGNMENT_BYTES = 64  # an aligned array becomes a CPU device's buffer without a copy
+_KEPT_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_KEPT_FILES = (  # of a model folder, besides what is written here
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
 
 
 def read(
     folder: pathlib.Path | str,
-    config: model_config.Qwen3Config | None = None,
-    place: Callable[[str, np.ndarray], jax.Array] | None = None,
-) -> tuple[model_config.Qwen3Config, nnx.GraphDef[qwen3.Qwen3], nnx.State]:
+    config: Qwen3Config | None = None,
+    targets: Any = None,
+) -> tuple[Qwen3Config, nnx.GraphDef[qwen3.Qwen3], nnx.State]:
     """(config, graphdef, params) of a model folder.
 
-    `config` overrides dtypes (its shapes must be the folder's); `place(path, array)` puts one
-    parameter on devices, by default `jax.numpy.asarray`.
+    `config` overrides dtypes (its shapes must be the folder's).  `targets` says where each
+    parameter goes: a tree like `qwen3.abstract(config)[1]` whose leaves are shardings, or
+    `jax.ShapeDtypeStruct`s with a sharding and the dtype wanted.  By default everything goes to
+    the default device in `config.param_dtype`.  In a multi-process run each process reads only
+    what its own devices hold.
     """
     folder = pathlib.Path(folder)
     if config is None:
         config = read_config(folder)
     graphdef, params = qwen3.abstract(config)
-    with _Tensors(folder) as tensors:
-        for path, variable in nnx.to_flat_state(params):
-            name = "/".join(str(p) for p in path)
-            array = _assemble(tensors, path, config)
-            if array.shape != variable.shape:
-                raise ValueError(
-                    f"{folder}: {name}: expected shape {variable.shape}, got {array.shape}: "
-                    "do config.json and the weights belong together?"
-                )
-            array = array.astype(variable.dtype)
-            variable.set_value(place(name, array) if place else jax.numpy.asarray(array))
+    stacks = hf_names.stacks(config)
+    wanted = _targets(params, targets)
+    with safetensors_stream.Reader(folder) as tensors:
+        shapes = {name: spec.shape for name, spec in tensors.specs.items()}
+        hf_names.check(shapes, config, str(folder))
+        for (path, variable), target in zip(nnx.to_flat_state(params), wanted, strict=True):
+            variable.set_value(_load(tensors, stacks[path], target))
     return config, graphdef, params
 
 
-def read_config(folder: pathlib.Path | str) -> model_config.Qwen3Config:
-    """The configuration in `folder`'s config.json."""
-    path = pathlib.Path(folder) / "config.json"
-    return model_config.from_hf(json.loads(path.read_text(encoding="utf-8")))
+def write(
+    folder: pathlib.Path | str,
+    config: Qwen3Config,
+    params: nnx.State,
+    dtype: DTypeLike | None = None,
+    like: pathlib.Path | str | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Writes a folder that `read` and transformers read: config.json and safetensors files.
 
-
-def write(folder: pathlib.Path | str, config: model_config.Qwen3Config, params: nnx.State) -> None:
-    """Writes config.json and one safetensors file that transformers reads."""
+    `dtype` is that of the files, by default the parameters' own.  `like` is the folder the model
+    came from: its tokenizer and generation settings are taken over.  Where parameters span
+    processes, every process must call this; process 0 writes, and all return when it has.
+    """
     folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, np.ndarray] = {}
-    for path, variable in nnx.to_flat_state(params):
-        array = np.asarray(variable[...])
-        for name, part in _disassemble(path, array, config):
-            tensors[name] = np.ascontiguousarray(part)
-    safetensors.numpy.save_file(
-        dict(sorted(tensors.items())), str(folder / WEIGHTS), metadata={"format": "pt"}
-    )
-    (folder / WEIGHTS).chmod(0o644)
-    text = json.dumps(model_config.to_hf(config), indent=2) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
-
-
-class _Tensors:
-    """Lazy access by name to the tensors of a folder, in one file or several."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self._folder = folder
-        self._files: dict[str, Any] = {}
-        index = folder / INDEX
-        self._where: Mapping[str, str] = {}
-        if index.exists():
-            self._where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        elif not (folder / WEIGHTS).exists():
-            raise FileNotFoundError(
-                f"{folder}: expected {WEIGHTS} or {INDEX}; found "
-                f"{sorted(p.name for p in folder.glob('*'))[:20]}"
-            )
-
-    def __enter__(self) -> "_Tensors":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files.values():
-            file.__exit__(None, None, None)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        file = self._where.get(name, WEIGHTS)
-        if file not in self._files:
-            opened = safetensors.safe_open(str(self._folder / file), framework="flax")
-            self._files[file] = opened.__enter__()
-        try:
-            return np.asarray(self._files[file].get_tensor(name))
-        except safetensors.SafetensorError as error:
-            raise KeyError(f"{self._folder / file}: no tensor {name!r}: {error}") from error
-
-
-def _assemble(
-    tensors: _Tensors, path: tuple[Any, ...], config: model_config.Qwen3Config
-) -> np.ndarray:
-    """Our array of one parameter, from however many of theirs."""
-    if path[0] != "segments":
-        name, transposed = _top(path[0])
-        array = tensors[name]
-        return array.T if transposed else array
-    layers = _layers(config, path[1])
-    return np.stack([_assemble_layer(tensors, layer, path[2], config) for layer in layers])
-
-
-def _assemble_layer(
-    tensors: _Tensors, layer: int, ours: str, config: model_config.Qwen3Config
-) -> np.ndarray:
-    prefix = f"model.layers.{layer}."
-    if ours in _LAYER:
-        theirs, transposed = _LAYER[ours]
-        array = tensors[f"{prefix}{theirs}.weight"]
-        return array.T if transposed else array
-    if ours == "router":
-        return tensors[f"{prefix}mlp.gate.weight"].T
-    if not config.is_moe(layer):
-        return tensors[f"{prefix}mlp.{_MLP[ours]}.weight"].T
-    return np.stack(
-        [
-            tensors[f"{prefix}mlp.experts.{e}.{_MLP[ours]}.weight"].T
-            for e in range(config.num_experts)
+    flat = dict(nnx.to_flat_state(params))
+    stacks = hf_names.stacks(config)
+    _check_params(flat, stacks)
+    dtype = jnp.dtype(dtype or flat["embed",].dtype)
+    rows = list(hf_names.in_file_order(stacks))
+    arrays = _arrays(flat, stacks, rows, dtype)
+    spread = any(not leaf.is_fully_addressable for leaf in _jax_leaves(params))
+    if spread and jax.process_index() != 0:
+        for _ in arrays:  # takes part in gathering each
+            pass
+    else:
+        specs = [
+            safetensors_stream.Spec(name, dtype, stacks[row.path].theirs)
+            for row in rows
+            for name in row.names
         ]
-    )
+        texts = {CONFIG: _config_text(config.replace(param_dtype=dtype), like)}
+        folder.mkdir(parents=True, exist_ok=True)
+        if like is not None:
+            _copy_kept(pathlib.Path(like), folder)
+        safetensors_stream.write_folder(folder, specs, arrays, texts, max_shard_bytes)
+    if spread:
+        multihost_utils.sync_global_devices("hf_weights.write")
 
 
-def _disassemble(
-    path: tuple[Any, ...], array: np.ndarray, config: model_config.Qwen3Config
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Their names and arrays for one parameter of ours."""
-    if path[0] != "segments":
-        name, transposed = _top(path[0])
-        yield name, array.T if transposed else array
-        return
-    for layer, part in zip(_layers(config, path[1]), array, strict=True):
-        prefix, ours = f"model.layers.{layer}.", path[2]
-        if ours in _LAYER:
-            theirs, transposed = _LAYER[ours]
-            yield f"{prefix}{theirs}.weight", part.T if transposed else part
-        elif ours == "router":
-            yield f"{prefix}mlp.gate.weight", part.T
-        elif not config.is_moe(layer):
-            yield f"{prefix}mlp.{_MLP[ours]}.weight", part.T
-        else:
-            for e in range(config.num_experts):
-                yield f"{prefix}mlp.experts.{e}.{_MLP[ours]}.weight", part[e].T
+def _targets(params: nnx.State, targets: Any) -> list[jax.ShapeDtypeStruct]:
+    """One per parameter, in the order of the flat state."""
+    leaves = jax.tree.leaves(params)
+    if targets is None:
+        return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    expected: Any = jax.tree.structure(params)
+    got: Any = jax.tree.structure(targets)
+    if expected != got:
+        raise ValueError(f"targets: expected a tree like the parameters, {expected}, got {got}")
+    out = []
+    for leaf, target in zip(leaves, jax.tree.leaves(targets), strict=True):
+        if isinstance(target, Sharding):
+            target = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=target)
+        if target.shape != leaf.shape:
+            raise ValueError(f"targets: expected shape {leaf.shape}, got {target.shape}")
+        out.append(target)
+    return out
 
 
-def _top(ours: str) -> tuple[str, bool]:
-    """Name and transposition of a parameter that is not a layer's."""
-    return {
-        "embed": ("model.embed_tokens.weight", False),
-        "norm": ("model.norm.weight", False),
-        "head": ("lm_head.weight", True),
-    }[ours]
+def _load(
+    tensors: safetensors_stream.Reader, stack: hf_names.Stack, target: jax.ShapeDtypeStruct
+) -> jax.Array:
+    dtype = np.dtype(target.dtype)
+    if target.sharding is None:
+        whole = tuple(slice(None) for _ in stack.shape)
+        array: jax.Array = jax.device_put(_fill(tensors, stack, whole, dtype))
+        return array
+    filled: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}  # replicas are read once
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
+        key = tuple(s.indices(size) for s, size in zip(index, stack.shape, strict=True))
+        if key not in filled:
+            filled[key] = _fill(tensors, stack, index, dtype)
+        return filled[key]
+
+    return jax.make_array_from_callback(stack.shape, target.sharding, part, dtype=dtype)
 
 
-def _layers(config: model_config.Qwen3Config, segment: int) -> range:
-    """Layer numbers of one segment."""
-    counts = [count for _, count in config.segments]
-    start = sum(counts[:segment])
-    return range(start, start + counts[segment])
+def _fill(
+    tensors: safetensors_stream.Reader,
+    stack: hf_names.Stack,
+    index: tuple[slice, ...],
+    dtype: np.dtype,
+) -> np.ndarray:
+    """One slice of our parameter, from as many of their tensors as it touches."""
+    ranges = [range(*s.indices(size)) for s, size in zip(index, stack.shape, strict=True)]
+    out = _empty(tuple(len(r) for r in ranges), dtype)
+    depth = len(stack.lead)
+    inner = index[depth:][::-1] if stack.transposed else index[depth:]
+    for place in np.ndindex(out.shape[:depth]):
+        number = 0
+        for r, i, size in zip(ranges, place, stack.lead, strict=False):
+            number = number * size + r[i]
+        tensors.copy(stack.names[number], inner, out[place], stack.transposed)
+    return out
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Like np.empty, aligned so that a CPU device takes it over instead of copying it."""
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT_BYTES
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def _check_params(flat: dict[Any, Any], stacks: dict[hf_names.Path, hf_names.Stack]) -> None:
+    expected = {path: stack.shape for path, stack in stacks.items()}
+    got = {path: tuple(variable.shape) for path, variable in flat.items()}
+    wrong = {
+        p: (expected.get(p), got.get(p)) for p in expected | got if expected.get(p) != got.get(p)
+    }
+    if wrong:
+        lines = "\n  ".join(
+            f"{'/'.join(map(str, path))}: expected {want}, got {have}"
+            for path, (want, have) in wrong.items()
+        )
+        raise ModelError(f"these are not the parameters of this configuration:\n  {lines}")
+
+
+def _arrays(
+    flat: dict[Any, Any],
+    stacks: dict[hf_names.Path, hf_names.Stack],
+    rows: list[hf_names.Rows],
+    dtype: np.dtype,
+) -> Iterator[np.ndarray]:
+    """Their tensors in the order of `rows`, each made when it is asked for."""
+    for row in rows:
+        stack = stacks[row.path]
+        block = _fetch(flat[row.path][...], row.layer, dtype)
+        for tensor in block if len(stack.lead) == 2 else (block,):
+            yield tensor.T if stack.transposed else tensor
+
+
+def _fetch(param: jax.Array | np.ndarray, row: int | None, dtype: np.dtype) -> np.ndarray:
+    """A row of a parameter (None: all of it) on this host, wherever it lies."""
+    if isinstance(param, np.ndarray):
+        return (param if row is None else param[row]).astype(dtype, copy=False)
+    whole = None
+    if not param.is_fully_addressable:
+        if not isinstance(param.sharding, NamedSharding):
+            raise ValueError(f"expected a NamedSharding across processes, got {param.sharding}")
+        whole = NamedSharding(param.sharding.mesh, PartitionSpec())
+    return np.asarray(_taker(row is None, dtype, whole)(param, 0 if row is None else row))
+
+
+@functools.cache
+def _taker(everything: bool, dtype: np.dtype, whole: Sharding | None) -> Any:
+    """One program per shape, whatever the row."""
+
+    def take(x: jax.Array, row: jax.Array) -> jax.Array:
+        part = x if everything else jax.lax.dynamic_index_in_dim(x, row, keepdims=False)
+        return part.astype(dtype)
+
+    return jax.jit(take, out_shardings=whole)
+
+
+def _jax_leaves(params: nnx.State) -> list[jax.Array]:
+    return [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
+
+
+def _config_text(config: Qwen3Config, like: pathlib.Path | str | None) -> str:
+    kept: dict[str, Any] = {}
+    if like is not None:
+        old = json.loads((pathlib.Path(like) / CONFIG).read_text(encoding="utf-8"))
+        kept = {key: old[key] for key in _KEPT_KEYS if key in old}
+    return json.dumps(hf_config.to_hf(config) | kept, indent=2) + "\n"
+
+
+def _copy_kept(source: pathlib.Path, folder: pathlib.Path) -> None:
+    for name in _KEPT_FILES:
+        if (source / name).is_file() and source.resolve() != folder.resolve():
+            shutil.copyfile(source / name, folder / name)

@@ -1,8 +1,8 @@
 """Qwen3, dense and mixture of experts, in Flax nnx.
 
 Reading order: `Qwen3` (embed, scan over layers, norm, head) -> `Layer` (attention, then MLP or
-experts) -> rotary embedding and norm.  Consecutive layers of one kind are one `Layer` whose
-parameters carry a leading axis, scanned over.
+experts) -> norm.  Consecutive layers of one kind are one `Layer` whose parameters carry a leading
+axis, scanned over.
 
 How a token attends is an argument: training passes tree attention, the serving engine passes a
 key-value cache, both share this file.
@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 
 from clawgym_jax.model import moe
 from clawgym_jax.model.config import Qwen3Config
+from clawgym_jax.model.rope import Rope, rotary, rotate
 
-Rope = tuple[jax.Array, jax.Array]  # cos and sin, dtype[B, N, 1, hd/2]
 Cache = Any  # a pytree of arrays with a leading layer axis, or None
 Attend = Callable[
     [jax.Array, jax.Array, jax.Array, Cache],  # q f[B,N,H,hd], k, v f[B,N,KV,hd], layer's cache
@@ -156,7 +155,7 @@ class Qwen3(nnx.Module):
         the new keys and values, and the caller can write them in place once per step).
         """
         config = self.config
-        rope = rotary(positions, config.head_dim, config.rope_theta, config.dtype)
+        rope = rotary(positions, config)
         x = self.embed[...].astype(config.dtype)[tokens]
         added, logits, routing, start, start_moe = [], [], [], 0, 0
         for segment, (is_moe, count) in zip(self.segments, config.segments, strict=True):
@@ -246,21 +245,6 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     precise = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(precise), axis=-1, keepdims=True) + eps)
     return (precise * scale).astype(x.dtype) * weight.astype(x.dtype)
-
-
-def rotary(positions: jax.Array, head_dim: int, theta: float, dtype: DTypeLike) -> Rope:
-    """cos and sin, each dtype[B, N, 1, hd/2], angles in at least float32."""
-    precise = jnp.promote_types(dtype, jnp.float32)
-    exponent = jnp.arange(0, head_dim, 2, dtype=precise) / head_dim
-    angles = positions[..., None, None].astype(precise) * (1.0 / theta**exponent)
-    return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
-
-
-def rotate(x: jax.Array, rope: Rope) -> jax.Array:
-    """Rotates pairs (i, i + hd/2), the half-rotation layout of Hugging Face."""
-    cos, sin = rope
-    low, high = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
 
 
 def _project(x: jax.Array, weight: nnx.Param[jax.Array]) -> jax.Array:

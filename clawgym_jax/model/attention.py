@@ -13,6 +13,10 @@ import math
 import jax
 import jax.numpy as jnp
 
+# What the flash forms save for the backward pass, by name for the policies of jax.checkpoint:
+# kept, a rematerialised layer does not compute its attention again.
+OUT, LSE = "attention_out", "attention_lse"
+
 
 def tree_mask(end: jax.Array) -> jax.Array:
     """bool[B, N, N], true where query i (axis 1) may see key j (axis 2)."""

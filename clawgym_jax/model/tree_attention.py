@@ -1,8 +1,8 @@
 """Blocked attention over a packed prefix tree (flash attention in plain XLA).
 
 Same function as `attention.dense_tree_attention`: token i sees token j iff `j <= i < end[j]`.
-Nothing N x N is ever stored, and block pairs in which no query sees any key cost nothing:
-a pair is live iff `kv_first <= q_last` and `max(end[kv block]) > q_first`.
+Nothing N x N is ever stored, and block pairs in which no query sees any key cost nothing
+(`live_blocks`).
 
 Forward: for each query block, a loop over its list of live key blocks, with a running softmax.
 Backward: for each key block the live query blocks are contiguous (from its own position to the
@@ -22,6 +22,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from clawgym_jax.model.attention import LSE, OUT
+from clawgym_jax.model.live_blocks import live_blocks
 
 _LOWEST = -1e30  # below any score, yet finite: differences of two of them are not NaN
 
@@ -52,15 +56,6 @@ def tree_attention(
     return _attention(q, k, v, end, bq, bk)[:, :length]
 
 
-def live_blocks(end: jax.Array, block_q: int, block_k: int) -> jax.Array:
-    """bool[nq, nk] for one row's `end` i32[N]: pairs in which some query may see some key."""
-    length = end.shape[0]
-    q_first = jnp.arange(0, length, block_q)
-    k_first = jnp.arange(0, length, block_k)
-    reach = jnp.max(end.reshape(-1, block_k), axis=1)  # i32[nk], furthest end in a key block
-    return (k_first[None, :] <= q_first[:, None] + block_q - 1) & (reach[None] > q_first[:, None])
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _attention(
     q: jax.Array, k: jax.Array, v: jax.Array, end: jax.Array, bq: int, bk: int
@@ -75,6 +70,7 @@ def _forward(
     qs, ks, vs = _blocks(q, bq, groups), _blocks(k, bk, groups), _blocks(v, bk, groups)
     row = functools.partial(_row_forward, bq=bq, bk=bk)
     out, lse = jax.lax.map(lambda args: row(*args), (qs, ks, vs, end))
+    out, lse = checkpoint_name(out, OUT), checkpoint_name(lse, LSE)
     return _unblocks(out, q.shape), (q, k, v, end, out, lse)
 
 

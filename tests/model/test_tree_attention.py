@@ -58,28 +58,6 @@ def test_equals_the_oracle_in_float64(end: np.ndarray, blocks: tuple[int, int]) 
         _compare(end, jnp.float64, 1e-12, blocks)
 
 
-@given(end=forests.forests(64), blocks=st.sampled_from(BLOCKS[:3]))
-def test_no_live_pair_is_skipped_and_few_dead_ones_are_kept(
-    end: np.ndarray, blocks: tuple[int, int]
-) -> None:
-    bq, bk = blocks
-    row = end[0]
-    index = np.arange(64)
-    mask = (index[None] <= index[:, None]) & (index[:, None] < row[None])
-    needed = mask.reshape(64 // bq, bq, 64 // bk, bk).any(axis=(1, 3))
-    live = np.asarray(tree_attention.live_blocks(jnp.asarray(row), bq, bk))
-    np.testing.assert_array_equal(needed & ~live, False)
-    if bq == bk:  # a live pair off the diagonal reaches into its query block
-        np.testing.assert_array_equal(live, needed)
-
-
-def test_work_is_that_of_the_live_blocks() -> None:
-    """Sixteen separate sequences of one block each: only the diagonal is live."""
-    end = jnp.repeat(jnp.arange(1, 17) * 8, 8).astype(jnp.int32)
-    live = tree_attention.live_blocks(end, 8, 8)
-    np.testing.assert_array_equal(live, np.eye(16, dtype=bool))
-
-
 def test_bfloat16_stays_close() -> None:
     end = forests.end_of(forests.grow(np.random.default_rng(0), 64, 4, 0.1))[None]
     q, k, v, _ = _inputs(end.shape, jnp.bfloat16)

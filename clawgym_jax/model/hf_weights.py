@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
 
 from clawgym_jax.core.errors import ModelError
@@ -213,12 +213,18 @@ def _fetch(param: jax.Array | np.ndarray, row: int | None, dtype: np.dtype) -> n
     """A row of a parameter (None: all of it) on this host, wherever it lies."""
     if isinstance(param, np.ndarray):
         return (param if row is None else param[row]).astype(dtype, copy=False)
-    whole = None
-    if not param.is_fully_addressable:
-        if not isinstance(param.sharding, NamedSharding):
-            raise ValueError(f"expected a NamedSharding across processes, got {param.sharding}")
-        whole = NamedSharding(param.sharding.mesh, PartitionSpec())
-    return np.asarray(_taker(row is None, dtype, whole)(param, 0 if row is None else row))
+    sharding, whole = param.sharding, None
+    if isinstance(sharding, NamedSharding):
+        # The same buffers on a mesh whose axes are the compiler's to use: a row may be cut anyhow.
+        names = sharding.mesh.axis_names
+        mesh = Mesh(sharding.mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+        shards = [shard.data for shard in param.addressable_shards]
+        place = NamedSharding(mesh, sharding.spec)
+        param = jax.make_array_from_single_device_arrays(param.shape, place, shards)
+        whole = None if param.is_fully_addressable else NamedSharding(mesh, PartitionSpec())
+    elif not param.is_fully_addressable:
+        raise ValueError(f"expected a NamedSharding across processes, got {sharding}")
+    return np.asarray(_taker(row is None, dtype, whole)(param, row or 0))
 
 
 @functools.cache

@@ -55,6 +55,13 @@ def yarn(theta: float, factor: float | None, trained: int | None, **options: Any
     return {"rope_parameters": rope}
 
 
+def consistent(changes: dict[str, Any]) -> dict[str, Any]:
+    """With the length that the factor says, which transformers 4 believes instead of it."""
+    rope = changes["rope_parameters"]
+    length = rope["factor"] * rope["original_max_position_embeddings"]
+    return changes | {"max_position_embeddings": int(length)}
+
+
 # name: (weights file, changes to the configuration)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "base": ("moe", {}),
@@ -62,12 +69,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("moe", {"tie_word_embeddings": True}),
     "theta_1e4": ("moe", plain(1e4)),
     "top_4": ("moe", {"num_experts_per_tok": 4}),
-    "yarn": ("moe", yarn(50.0, 4.0, 64)),
-    "yarn_attention_factor": ("moe", yarn(50.0, 4.0, 64, attention_factor=1.5, truncate=False)),
+    "yarn": ("moe", consistent(yarn(50.0, 4.0, 64))),
+    "yarn_attention_factor": (
+        "moe",
+        consistent(yarn(50.0, 4.0, 64, attention_factor=1.5, truncate=False)),
+    ),
     "sparse_step_2": ("sparse", {"decoder_sparse_step": 2}),
     "mlp_only": ("mlp_only", {"mlp_only_layers": [1]}),
     "dense": ("dense", {}),
-    "yarn_dense": ("dense", yarn(50.0, 8.0, 32, beta_fast=4, mscale=2.0, mscale_all_dim=0.5)),
+    "yarn_dense": (
+        "dense",
+        consistent(yarn(50.0, 8.0, 32, beta_fast=4, mscale=2.0, mscale_all_dim=0.5)),
+    ),
 }
 # Seeds whose models round well: float32, torch's and ours, is within 4e-6 of float64.
 SEEDS = {"moe": 0, "sparse": 2, "mlp_only": 0, "dense": 2}

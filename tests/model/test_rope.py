@@ -28,23 +28,21 @@ def _config(case: str) -> model_config.Qwen3Config:
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_frequencies_are_those_of_transformers(case: str) -> None:
-    """To the last bit but one: torch's power is within one unit in the last place of ours."""
+    """The same float32 numbers, but for one at most, where torch's power is not rounded best."""
     got, factor = rope.inverse_frequencies(_config(case))
     assert got.dtype == np.float32
     np.testing.assert_array_max_ulp(got, TABLES[f"{case}.inv_freq"], maxulp=2)
+    assert np.sum(got != TABLES[f"{case}.inv_freq"]) <= 1
     assert factor == pytest.approx(CASES[case]["attention_factor"], rel=1e-15)
 
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_cos_and_sin_are_those_of_transformers(case: str) -> None:
-    config = _config(case)
-    positions = jnp.asarray(TABLES["positions"])[None]
-    cos, sin = rope.rotary(positions, config)
-    # One unit in the last place of a frequency, at this position, and rounding besides.
-    atol = 2e-6 + 1.2e-7 * TABLES["positions"][:, None] * TABLES[f"{case}.inv_freq"]
+    """At positions up to 131,071, where one frequency off by one rounding shows (measured 4e-6)."""
+    cos, sin = rope.rotary(jnp.asarray(TABLES["positions"])[None], _config(case))
     for got, name in ((cos, "cos"), (sin, "sin")):
-        error = np.abs(np.asarray(got)[0, :, 0] - TABLES[f"{case}.{name}"])
-        assert np.all(error <= atol), np.max(error / atol)
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got[0, :, 0], TABLES[f"{case}.{name}"], rtol=0, atol=1e-5)
 
 
 def test_yarn_keeps_fast_pairs_and_stretches_slow_ones() -> None:

@@ -93,7 +93,7 @@ def list_pairs(end: jax.Array, block_q: int, block_k: int, hold_queries: bool) -
     held, streamed = (query, key) if hold_queries else (key, query)
     flags = jnp.where(full_blocks(end, block_q, block_k), np.int32(FULL), np.int32(0))
     words = (held << _HELD_SHIFT | streamed << _FLAG_BITS) | flags
-    words = jnp.sort(jnp.where(live, words, _NONE).ravel())
+    words = jnp.sort(jnp.where(live, words, _NONE).ravel(), stable=False)
     words = words[: rows * most_pairs(end.shape[1], block_q, block_k)]
     turns = jnp.diff(words >> _HELD_SHIFT) != 0  # where the held block changes
     words |= jnp.where(jnp.pad(turns, (1, 0), constant_values=True), np.int32(FIRST), np.int32(0))

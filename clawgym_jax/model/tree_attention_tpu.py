@@ -15,7 +15,8 @@ rows are an axis, so no `vmap` is needed (under one, the calls become a loop).  
 `attention`): the backward pass then runs no forward kernel.
 
 Invariant: every token sees itself; padding is `end[j] = j + 1`.
-Not for CPUs and GPUs, except with `interpret=True`, which is slow and meant for tests.
+Not for CPUs and GPUs, except with `interpret=True`, which is slow and meant for tests (and
+needs `check_vma=False` under shard_map; the compiled kernels do not).
 """
 
 import functools

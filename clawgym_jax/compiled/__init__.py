@@ -1,0 +1,1 @@
+"""What the compiler made of a program: operations, memory and traffic, counted from its output."""

@@ -13,9 +13,16 @@ from tests.model import hf_cases
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+
+
 def _theirs(folder: pathlib.Path) -> np.ndarray:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )

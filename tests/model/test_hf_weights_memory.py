@@ -39,8 +39,7 @@ def test_writing_holds_a_row_at_a_time(written: tuple[pathlib.Path, dict[str, in
     assert len(list(folder.glob("*.safetensors"))) == 5
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize(("devices", "dtype"), [(1, "float32"), (8, "float32"), (8, "bfloat16")])
 def test_reading_holds_the_parameters_once(
     written: tuple[pathlib.Path, dict[str, int]], devices: int, dtype: str
 ) -> None:

@@ -19,6 +19,9 @@ from typing import Any
 
 from clawgym_jax.batch.from_episodes import BatchConfig
 from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.model.parallel import MeshConfig
+from clawgym_jax.model.parallel_serving import ServingMeshConfig
+from clawgym_jax.model.remat import Remat
 from clawgym_jax.rollout.scheduler import RolloutConfig
 from clawgym_jax.serving.engine import EngineConfig
 from clawgym_jax.train.loop import LoopConfig
@@ -27,6 +30,8 @@ from clawgym_jax.train.state import OptimConfig
 from clawgym_jax.train.step import LossConfig
 
 TINY_BASE = "tiny_base"
+TINY = "tiny"
+SCALES = {TINY: "CONFIG", "paper": "PAPER"}  # --override=scale=...: name in the experiment file
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,13 @@ class ModelSource:
     """Which weights to start from."""
 
     path: str = TINY_BASE  # the shipped base model, or a Hugging Face folder of a Qwen3
-    remat: bool = False  # recompute layers in the backward pass: less memory, more time
-    micro_rows: int = 4  # packed rows in one forward and backward pass
+    dtype: str = ""  # of activations: "float32" | "bfloat16"; "" = the folder's
+    remat: Remat = "none"  # what the backward pass computes again: less memory, more time
+    micro_rows: int = 4  # packed rows in one forward and backward pass, of all chips together
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("", "float32", "bfloat16"):
+            raise ConfigError(f'model.dtype: expected "float32" or "bfloat16", got {self.dtype!r}')
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,8 @@ class ExperimentConfig:
     sandbox: str = "bubblewrap"  # "auto" | "process" | "bubblewrap" | "docker"
     harnesses: tuple[str, ...] = ("tiny_chat", "tiny_shell")
     model: ModelSource = field(default_factory=ModelSource)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    serving_mesh: ServingMeshConfig = field(default_factory=ServingMeshConfig)
     tasks: TaskSource = field(default_factory=TaskSource)
     engine: EngineConfig = field(default_factory=EngineConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -82,17 +94,29 @@ def to_dict(config: ExperimentConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def load_experiment(path: Path) -> ExperimentConfig:
-    """The `CONFIG` of an experiment file."""
+def configure(path: Path, settings: Sequence[str]) -> ExperimentConfig:
+    """An experiment file with overrides; "scale=paper" takes the file's `PAPER` to start from."""
+    scales = [s.partition("=")[2] for s in settings if s.startswith("scale=")]
+    others = [s for s in settings if not s.startswith("scale=")]
+    return override(load_experiment(path, scales[-1] if scales else TINY), others)
+
+
+def load_experiment(path: Path, scale: str = TINY) -> ExperimentConfig:
+    """The `CONFIG` of an experiment file, or what it has at another scale."""
     import runpy
 
     if not path.is_file():
         files = sorted(Path("experiments").glob("*.py"))
         near = [p.as_posix() for p in files if "CONFIG = " in p.read_text(encoding="utf-8")]
         raise ConfigError(f"no experiment file at {path}; there are: {', '.join(near) or 'none'}")
-    found = runpy.run_path(str(path)).get("CONFIG")
+    if scale not in SCALES:
+        raise ConfigError(f"scale: expected one of: {', '.join(SCALES)}; got {scale!r}")
+    found = runpy.run_path(str(path)).get(SCALES[scale])
     if not isinstance(found, ExperimentConfig):
-        raise ConfigError(f"{path} must define CONFIG, an ExperimentConfig; got {found!r}")
+        raise ConfigError(
+            f"{path} must define {SCALES[scale]}, an ExperimentConfig, for scale={scale}; "
+            f"got {found!r}"
+        )
     return found
 
 

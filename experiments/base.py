@@ -1,12 +1,14 @@
 """What the experiments start from: the paper's public settings, and ours where it gives none.
 
-An experiment file is a small difference to one of these. ours = not public in the paper.
+An experiment file is a small difference to one of these: `CONFIG` to `TINY`, which runs here, and
+`PAPER` (--override=scale=paper) to `PAPER_30B`. ours = not public in the paper.
 """
 
 from __future__ import annotations
 
 from clawgym_jax.batch.from_episodes import TOKEN_MEAN, BatchConfig
 from clawgym_jax.config import ExperimentConfig, ModelSource, TaskSource
+from clawgym_jax.model.parallel import MeshConfig
 from clawgym_jax.proxy.config import ProxyConfig
 from clawgym_jax.rollout.episode import Limits
 from clawgym_jax.rollout.scheduler import RolloutConfig
@@ -56,5 +58,55 @@ TINY = ExperimentConfig(
         group_size=8,
         temperature=1.0,
         reinforce=ReinforceConfig(minibatches=4),
+    ),
+)
+
+# Qwen3-30B-A3B on 64 chips of a TPU v5p. One pass is 8 rows of 64K tokens, one for each fsdp group:
+# 8 chips share a row's tokens, heads, experts and vocabulary (model.sharding).
+PAPER_30B = ExperimentConfig(
+    name="paper_30b",
+    sandbox="docker",
+    harnesses=("openclaw", "claude_code"),
+    model=ModelSource(
+        path="Qwen3-30B-A3B",  # a local folder of the released weights
+        dtype="bfloat16",
+        remat="products",
+        micro_rows=8,
+    ),
+    mesh=MeshConfig(fsdp=8, x=8, experts="ragged", expert_buffer=2.0),  # ours
+    tasks=TaskSource(kind="clawgym", train=2000, heldout=200),
+    engine=EngineConfig(
+        slots=128,
+        window_tok=65_536,
+        prefill_batch=1,
+        prefill_chunks=(512, 4096, 16_384),
+        kv_buckets=(8192, 16_384, 32_768),
+    ),
+    rollout=RolloutConfig(
+        concurrency=256,  # ours
+        limits=Limits(episode_s=900.0, window_tok=65_536, max_tok=8192),
+    ),
+    batch=BatchConfig(
+        pack=PackConfig(row_tok=65_536, train_tok=32_768),  # ours: slots for half of a row
+        weighting=TOKEN_MEAN,
+    ),
+    loss=LossConfig(
+        clip_low=0.2,
+        clip_high=0.28,
+        correction_cap=2.0,  # ours
+        attention="pallas",
+        logit_chunk=2048,
+    ),
+    optim=OptimConfig(learning_rate=1e-6, b1=0.9, b2=0.98, weight_decay=0.1, grad_clip=1.0),
+    loop=LoopConfig(
+        steps=200,
+        instances=32,
+        group_size=8,
+        temperature=0.7,
+        checkpoint_every=10,
+        reinforce=ReinforceConfig(
+            minibatches=1,
+            max_logprob_gap=0.0,  # bfloat16 engines differ: reported, not refused
+        ),
     ),
 )

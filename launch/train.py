@@ -21,7 +21,7 @@ from absl import app, flags, logging
 from rich.table import Table
 
 from clawgym_jax.assemble import Assembly
-from clawgym_jax.config import load_experiment, override
+from clawgym_jax.config import configure, override
 from clawgym_jax.core.errors import ClawgymError
 from clawgym_jax.model import hf_weights
 from clawgym_jax.report.page import write_report
@@ -39,7 +39,7 @@ FROM_CALLS = flags.DEFINE_string("from_calls", None, "run folder to train from, 
 def main(argv: list[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options are written --name=value")
-    config = override(load_experiment(Path(EXPERIMENT.value)), OVERRIDE.value)
+    config = configure(Path(EXPERIMENT.value), OVERRIDE.value)
     if SEED.value is not None:
         config = override(config, [f"seed={SEED.value}"])
     from_calls = Path(FROM_CALLS.value) if FROM_CALLS.value else None

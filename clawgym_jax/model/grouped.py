@@ -1,8 +1,11 @@
 """Grouped matrix multiplication: rows sorted by group, one matrix per group.
 
 `gmm(x, w, sizes)[i] = x[i] @ w[group of row i]`.  The one seam between the mixture of experts
-and the machine: `block_gmm`, a loop over blocks of rows, on CPU and as reference;
-`jax.lax.ragged_dot` elsewhere (on CPU that one is lowered to a dense product over all groups).
+and the machine:
+  blocked   `block_gmm`, a loop over blocks of rows: on CPU and as reference
+  megablox  Pallas kernels (`grouped_tpu`): on TPU
+  ragged    `jax.lax.ragged_dot`: elsewhere (on CPU it is a dense product over all groups, and on
+            some TPUs, too)
 
 The loop needs no padded copy of the rows: blocks are written in order, so what a block writes
 beyond its group's end is overwritten by the next one.
@@ -11,22 +14,41 @@ Invariant: rows at or beyond `sum(sizes)` come out undefined and get no gradient
 """
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 BLOCK = 128  # rows per multiplication
+Kind = Literal["blocked", "megablox", "ragged"]
+
+
+def kind_for(platform: str) -> Kind:
+    """What suits a platform as jax names it."""
+    kinds: dict[str, Kind] = {"cpu": "blocked", "tpu": "megablox"}
+    return kinds.get(platform, "ragged")
 
 
 def gmm(
     x: jax.Array,  # f[M, D], sorted by group
     w: jax.Array,  # f[E, D, F]
     sizes: jax.Array,  # i32[E], rows of each group
+    kind: Kind | None = None,
 ) -> jax.Array:
-    """f[M, F], by the form that suits the platform."""
-    out: jax.Array = jax.lax.platform_dependent(
-        x, w, sizes, cpu=block_gmm, default=lambda x, w, sizes: jax.lax.ragged_dot(x, w, sizes)
-    )
+    """f[M, F]; without a kind, by the form that suits the platform and needs no kernel."""
+    out: jax.Array
+    if kind == "blocked":
+        out = block_gmm(x, w, sizes)
+    elif kind == "megablox":
+        from clawgym_jax.model import grouped_tpu  # Pallas takes a while to import
+
+        out = grouped_tpu.kernel_gmm(x, w, sizes)
+    elif kind == "ragged":
+        out = jax.lax.ragged_dot(x, w, sizes)
+    else:
+        out = jax.lax.platform_dependent(
+            x, w, sizes, cpu=block_gmm, default=lambda x, w, sizes: jax.lax.ragged_dot(x, w, sizes)
+        )
     return out
 
 

@@ -9,7 +9,8 @@ of tree and path training.
   gather  the k experts' matrices gathered per token: few operations, for decoding
   sorted  tokens sorted by expert and multiplied group by group (`grouped.gmm`)
 
-Not here: load-balancing losses (they take router logits) and expert parallelism.
+Not here: load-balancing losses (they take router logits), experts on several chips
+(`expert_parallel`).
 """
 
 from typing import Literal, NamedTuple
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from clawgym_jax.model import grouped
+from clawgym_jax.model.remat import worth_keeping
 
 Implementation = Literal["every", "gather", "sorted"]
 
@@ -104,8 +106,21 @@ def _sorted(x: jax.Array, params: Experts, weights: jax.Array, chosen: jax.Array
     order = jnp.argsort(flat, stable=True)
     sizes = jnp.bincount(flat, length=params.gate.shape[0]).astype(jnp.int32)
     taken = x[order // top_k]  # f[T * K, D], rows of one expert together
-    hidden = jax.nn.silu(grouped.gmm(taken, params.gate, sizes))
-    hidden = hidden * grouped.gmm(taken, params.up, sizes)
-    out = grouped.gmm(hidden, params.down, sizes)
+    out = swiglu(taken, params, sizes)
     back = out[jnp.argsort(order)].reshape(tokens, top_k, -1)  # undo the sort
     return jnp.einsum("tkd,tk->td", back, weights)
+
+
+def swiglu(
+    x: jax.Array,  # f[M, D], sorted by expert
+    params: Experts,
+    sizes: jax.Array,  # i32[E], rows of each expert
+    scale: jax.Array | None = None,  # f[M, 1], gate weight of each row
+    kind: grouped.Kind | None = None,
+) -> jax.Array:
+    """f[M, D]: each row's expert applied to it; rows at or beyond `sum(sizes)` are undefined."""
+    hidden = jax.nn.silu(worth_keeping(grouped.gmm(x, params.gate, sizes, kind)))
+    hidden = hidden * worth_keeping(grouped.gmm(x, params.up, sizes, kind))
+    if scale is not None:
+        hidden = hidden * scale
+    return grouped.gmm(hidden, params.down, sizes, kind)

@@ -46,12 +46,18 @@ class Checkpoints:
         return None if step is None else int(step)
 
     def restore(self, state: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """(state, cursor) of a step, default the latest; `state` gives shapes and structure."""
+        """(state, cursor) of a step, default the latest.
+
+        `state` gives shapes and structure and, where it lies on a mesh, what goes to which chip.
+        """
         at = self.latest() if step is None else step
         if at is None:
             raise RecordError(f"no checkpoint in {self._manager.directory}; start a new run there")
         flat = _flat(state)
-        shapes = {key: jax.ShapeDtypeStruct(x.shape, x.dtype) for key, x in flat.items()}
+        shapes = {
+            key: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_on_mesh(x))
+            for key, x in flat.items()
+        }
         try:
             found = self._manager.restore(
                 at,
@@ -74,6 +80,11 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+def _on_mesh(leaf: Any) -> jax.sharding.NamedSharding | None:
+    sharding = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, jax.sharding.NamedSharding) else None
 
 
 def _flat(state: Any) -> dict[str, Any]:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.model.parallel import Parallel
+from clawgym_jax.train import mesh
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,15 @@ def schedule(config: OptimConfig) -> optax.Schedule:
     return parts[0]
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    """Fresh optimiser state around a copy of `params`."""
-    params = jax.tree.map(jnp.copy, params)
-    return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
+def init_state(
+    params: Any, optimizer: optax.GradientTransformation, parallel: Parallel | None = None
+) -> TrainState:
+    """Fresh optimiser state around a copy of `params`; on a mesh both lie where the table says."""
+
+    def fresh(params: Any) -> TrainState:
+        params = jax.tree.map(jnp.copy, params)
+        return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
+
+    if parallel is None:
+        return fresh(params)
+    return jax.jit(lambda params: mesh.keep_placed(parallel, fresh(params)))(params)  # type: ignore[no-any-return]

@@ -62,7 +62,7 @@ class Stage:
     def __init__(self, model_folder: Path, workdir: Path) -> None:
         self.codec = ChatCodec.from_folder(model_folder)
         self.model, graphdef, self.params = hf_weights.read(model_folder)
-        self.training_graph, _ = qwen3.abstract(self.model, remat=True)
+        self.training_graph, _ = qwen3.abstract(self.model, remat="layers")
         self.tokenizer_size = self.model.vocab_size
         self._stack = contextlib.ExitStack()
         try:

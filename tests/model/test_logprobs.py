@@ -1,5 +1,7 @@
 """Chunked log-probs against the obvious computation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,6 +86,40 @@ def test_logits_of_all_tokens_never_exist() -> None:
 
     compiled = jax.jit(jax.grad(total, argnums=(0, 1))).lower(hidden, head).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < many * vocabulary * 4 / 8
+
+
+CHIPS = 3
+
+
+def test_a_vocabulary_over_chips_gives_the_same() -> None:
+    """Chips are an axis of `vmap`; each has its part of the head and some of the tokens."""
+    with jax.enable_x64(True):
+        hidden, _, pred, target, heat = _problem()
+        head = jnp.asarray(np.random.default_rng(1).normal(size=(D, 4 * CHIPS)))
+        upstream = [jnp.cos(jnp.arange(B * K) + i).reshape(B, K) for i in range(3)]
+
+        def total(out: logprobs.TokenLogprobs) -> jax.Array:
+            return sum(jnp.sum(u * x) for u, x in zip(upstream, out, strict=True))
+
+        def chip(hidden: jax.Array, head: jax.Array) -> tuple[jax.Array, logprobs.TokenLogprobs]:
+            out = logprobs.token_logprobs(
+                lambda h: h @ head, hidden, pred, target, heat, 3, axis="x"
+            )
+            return total(out) / CHIPS, out  # all chips hold the same: each counts for its share
+
+        def whole(hidden: jax.Array, head: jax.Array) -> tuple[jax.Array, logprobs.TokenLogprobs]:
+            out = logprobs.token_logprobs(lambda h: h @ head, hidden, pred, target, heat, 3)
+            return total(out), out
+
+        gradient = functools.partial(jax.grad, argnums=(0, 1), has_aux=True)
+        cut = (jnp.stack(jnp.split(hidden, CHIPS, 1)), jnp.stack(jnp.split(head, CHIPS, 1)))
+        grads, out = jax.jit(jax.vmap(gradient(chip), axis_name="x"))(*cut)
+        expected_grads, expected = jax.jit(gradient(whole))(hidden, head)
+        for a, b in zip(out, expected, strict=True):
+            for one in a:
+                np.testing.assert_allclose(one, b, atol=1e-12)
+        for a, b in zip(grads, expected_grads, strict=True):
+            np.testing.assert_allclose(jnp.concatenate(list(a), 1), b, atol=1e-12)
 
 
 def test_shapes_must_agree() -> None:

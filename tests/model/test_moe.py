@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawgym_jax.model import grouped, moe
+from clawgym_jax.model import grouped, grouped_tpu, moe
 
 E, K, D, F = 5, 2, 8, 6
 
@@ -83,6 +83,39 @@ def test_block_gmm_equals_ragged_dot(cuts: list[int], block: int) -> None:
     expected = _gmm_with_gradients(None, x, w, sizes)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("sizes", [[7, 0, 19, 30], [0, 0, 0, 5], [16, 16, 16, 16], [0, 0, 0, 0]])
+def test_the_tpu_kernels_mean_the_same(sizes: list[int]) -> None:
+    """Interpreted: what they compute, not that they compile (tests of the compiler do that)."""
+    rng = np.random.default_rng(0)
+    x, dy = (jnp.asarray(rng.normal(size=(64, n)), jnp.float32) for n in (128, 256))
+    w = jnp.asarray(rng.normal(size=(4, 128, 256)), jnp.float32)
+    inside = (jnp.arange(64) < sum(sizes))[:, None]
+    counts = jnp.asarray(sizes, jnp.int32)
+    expected, twin = jax.vjp(lambda x, w: grouped.block_gmm(x, w, counts), x, w)
+    got, backward = jax.vjp(lambda x, w: grouped_tpu.kernel_gmm(x, w, counts, True), x, w)
+    np.testing.assert_allclose(*(jnp.where(inside, y, 0) for y in (got, expected)), atol=1e-4)
+    for a, b in zip(backward(dy), twin(dy), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts"),
+    [(8192, 16), (4096, 8)],  # 64K a row over 8 and 16 chips
+)
+def test_the_tpu_kernels_waste_at_most_a_tenth(tokens: int, experts: int) -> None:
+    """Rows that tiles cover over rows that there are, for a routing as good as even."""
+    even = tokens * 8
+    tile = grouped_tpu.row_tile(2 * even, experts)  # the buffer's size decides
+    rng = np.random.default_rng(0)
+    sizes = rng.multinomial(even, rng.dirichlet(np.full(experts, 20.0)))
+    stop = np.cumsum(sizes)
+    covered = sum(-(-b // tile) - a // tile for a, b in zip(stop - sizes, stop, strict=True)) * tile
+    assert covered / even <= 1.1
+    for inner, outer in ((2048, 768), (768, 2048)):  # both weights' other axes: nothing padded
+        for size, most in ((inner, 2048), (outer, 2048 * 768 // inner)):
+            assert size % grouped_tpu._divisor(size, most) == 0
 
 
 def test_a_token_does_not_depend_on_its_neighbours() -> None:

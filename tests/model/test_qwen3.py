@@ -142,9 +142,10 @@ def test_decoding_with_a_cache_equals_the_whole_row() -> None:
         np.testing.assert_allclose(hidden, expected[:, i], atol=1e-5)
 
 
-def test_remat_changes_no_gradient() -> None:
+@pytest.mark.parametrize("remat", ["products", "attention", "layers"])
+def test_remat_changes_no_gradient(remat: qwen3.Remat) -> None:
     graphdef, params = _model()
-    remat_graph, _ = qwen3.abstract(CONFIG, remat=True)
+    remat_graph, _ = qwen3.abstract(CONFIG, remat)
     tokens = _tokens()
     end = jnp.full(tokens.shape, LENGTH, jnp.int32)
 
@@ -153,8 +154,8 @@ def test_remat_changes_no_gradient() -> None:
         return jnp.mean(jnp.sin(out.hidden))
 
     gradient = jax.jit(jax.grad(total), static_argnums=1)
-    plain, remat = gradient(params, graphdef), gradient(params, remat_graph)
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(remat), strict=True):
+    plain, again = gradient(params, graphdef), gradient(params, remat_graph)
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 

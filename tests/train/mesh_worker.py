@@ -1,0 +1,271 @@
+"""A process of the mesh tests: the train step on virtual chips against one device.
+
+    python -m tests.train.mesh_worker CASE [CASE ...] [--process=I --of=N --port=P]
+
+Prints one JSON object a line: what a case measured. A process of its own, since the number of
+virtual devices is fixed when jax starts; with --of=2 it is one of two that make one mesh.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from clawgym_jax.batch.from_episodes import _fill
+from clawgym_jax.batch.tree_batch import TreeBatch
+from clawgym_jax.core.errors import CapacityError
+from clawgym_jax.model import qwen3, sharding
+from clawgym_jax.model.attention import dense_tree_attention
+from clawgym_jax.model.config import Qwen3Config
+from clawgym_jax.model.parallel import MeshConfig, Parallel
+from clawgym_jax.train import mesh
+from clawgym_jax.train.checkpoint import Checkpoints
+from clawgym_jax.train.state import OptimConfig, TrainState, init_state, make_optimizer
+from clawgym_jax.train.step import LossConfig, TrainStep
+from clawgym_jax.tree.filters import FilterConfig, select_calls
+from clawgym_jax.tree.pack import PackConfig, pack
+from tests.tree.histories import random_rollout
+
+DENSE = Qwen3Config(
+    vocab_size=32, hidden_size=32, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=8,
+    intermediate_size=64, tie_word_embeddings=True,
+)  # fmt: skip
+MODELS = {
+    "dense": DENSE,
+    "moe": DENSE.replace(
+        mlp_only_layers=(0,), num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=16, tie_word_embeddings=False,
+    ),
+}  # fmt: skip
+LOSS = LossConfig(
+    clip_low=0.1, clip_high=0.15, correction_cap=1.5, logit_chunk=24, attention="dense"
+)
+OPTIMIZER = make_optimizer(OptimConfig(learning_rate=1e-3, grad_clip=0.5))
+ROWS, MICRO_ROWS, ROW_TOK = 16, 8, 64
+
+
+@dataclasses.dataclass
+class Side:
+    """A train step on one device or on a mesh, with its own copy of the same parameters."""
+
+    programs: TrainStep
+    params: Any
+    parallel: Parallel | None = None
+
+    def state(self) -> TrainState:
+        return init_state(self.params, OPTIMIZER, self.parallel)
+
+    def loss_and_gradients(self, batch: TreeBatch) -> tuple[float, Any]:
+        grads, total = self.programs._zeros(self.params), 0.0
+        for micro in self.programs._micro(batch):
+            grads, value, _ = self.programs._accumulate(self.params, grads, micro)
+            total += float(value)
+        return total, grads
+
+
+def packed_batch() -> TreeBatch:
+    """Random rollouts with forks and retries, packed; the last rows are empty."""
+    keep = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
+    made = [random_rollout(i, episode=f"e{i}", vocab=29, max_prompt=40) for i in range(14)]
+    rows = pack([select_calls(c, keep) for c in made], PackConfig(row_tok=ROW_TOK, train_tok=40))
+    rng = np.random.default_rng(0)
+    weight, advantage = rng.uniform(0.01, 0.05, 14), rng.normal(size=14)
+    batch = _fill(rows, weight.astype(np.float32), advantage.astype(np.float32))
+    return batch.padded(ROWS)
+
+
+@functools.cache
+def one_device(name: str) -> Side:
+    graphdef, params = qwen3.init(MODELS[name], jax.random.key(0))
+    params = jax.tree.map(lambda p: np.asarray(5.0 * p if p.ndim > 2 else p), params)
+    return Side(TrainStep(graphdef, OPTIMIZER, LOSS, MICRO_ROWS), params)
+
+
+def on_mesh(name: str, config: MeshConfig, **options: Any) -> Side:
+    parallel = Parallel.make(config)
+    assert parallel is not None
+    graphdef, shapes = qwen3.abstract(MODELS[name], options.get("remat", "none"), parallel)
+    sharding.check(MODELS[name], shapes, parallel.mesh)
+    loss = dataclasses.replace(LOSS, attention=options.get("attention", LOSS.attention))
+    programs = TrainStep(graphdef, OPTIMIZER, loss, MICRO_ROWS, parallel)
+    return Side(programs, mesh.place(parallel, one_device(name).params), parallel)
+
+
+def distances(got: Any, wanted: Any) -> dict[str, float]:
+    """|got - wanted| / |wanted| by parameter, whole arrays on every process."""
+    out = {}
+    leaves = jax.tree_util.tree_flatten_with_path(wanted)[0]
+    for (path, b), a in zip(leaves, jax.tree.leaves(got), strict=True):
+        if isinstance(a, jax.Array) and not a.is_fully_addressable:
+            a = multihost_utils.process_allgather(a, tiled=True)
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        out[jax.tree_util.keystr(path)] = float(np.linalg.norm(a - b) / np.linalg.norm(b))
+    return out
+
+
+@functools.cache
+def expected(name: str) -> tuple[TreeBatch, np.ndarray, tuple[float, Any]]:
+    """One device's numbers: a batch off its policy, its old log-probs, loss and gradients."""
+    one, batch = one_device(name), packed_batch()
+    old = one.programs.old_logprobs(one.params, batch)
+    batch = batch.replace(old_logprobs=(0.97 * old).astype(np.float32))
+    return batch, old, one.loss_and_gradients(batch)
+
+
+def compare(name: str, config: MeshConfig, **options: Any) -> dict[str, Any]:
+    """Relative differences of loss and gradients between the mesh and one device."""
+    batch, _, (wanted, wanted_grads) = expected(name)
+    loss, grads = on_mesh(name, config, **options).loss_and_gradients(batch)
+    return {
+        "loss": abs(loss - wanted) / abs(wanted),
+        "gradients": distances(grads, wanted_grads),
+    }
+
+
+def compare_all(name: str, config: MeshConfig, **options: Any) -> dict[str, Any]:
+    """The same, and old log-probs, and the state and metrics after three updates."""
+    one, many, (batch, old, _) = one_device(name), on_mesh(name, config, **options), expected(name)
+    gap = many.programs.old_logprobs(many.params, batch) - old
+    states = [many.state(), one.state()]
+    for _ in range(3):
+        (states[0], got), (states[1], wanted) = (
+            side.programs.update(state, batch)
+            for side, state in zip((many, one), states, strict=True)
+        )
+    return compare(name, config, **options) | {
+        "logprobs": float(np.abs(gap).max()),
+        "state": distances(*states),
+        "metrics": {key: abs(got[key] - value) for key, value in wanted.items()},
+    }
+
+
+# --- cases ---------------------------------------------------------------------------------
+
+
+def overflow() -> dict[str, Any]:
+    """Too small a buffer: the update and the scoring fail, and the state is as it was."""
+    many = on_mesh("moe", MeshConfig(2, 4, expert_buffer=1.0))
+    state = many.state()
+    said = []
+    for call in (
+        lambda: many.programs.update(state, packed_batch()),
+        lambda: many.programs.old_logprobs(state.params, packed_batch()),
+    ):
+        try:
+            call()
+            said.append("nothing")
+        except CapacityError as error:
+            said.append(str(error))
+    return {"said": said, "updates": int(state.updates)}
+
+
+def checkpoint() -> dict[str, Any]:
+    """A sharded state comes back bit for bit, cut as it was."""
+    many = on_mesh("dense", MeshConfig(2, 4))
+    state, _ = many.programs.update(many.state(), packed_batch())
+    kept = Checkpoints(Path(os.environ["MESH_FOLDER"]))
+    kept.save(1, state, {"done": 1})
+    kept.wait()
+    found, _ = kept.restore(many.state())
+    kept.close()
+    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True))
+    return {
+        "equal": all(bool(jnp.array_equal(a, b)) for a, b in pairs),
+        "placed": all(a.sharding == b.sharding for a, b in pairs),
+    }
+
+
+def serving() -> dict[str, Any]:
+    """The serving table: XLA partitions the one-device program over (expert, tensor)."""
+    graphdef, params = qwen3.init(MODELS["moe"], jax.random.key(0))
+    chips = sharding.make_serving_mesh(4, 2)
+    tokens = jax.random.randint(jax.random.key(1), (2, 16), 0, 32)
+    positions = jnp.tile(jnp.arange(16), (2, 1))
+
+    @jax.jit
+    def logits(params: Any) -> jax.Array:
+        def attend(q: Any, k: Any, v: Any, cache: Any) -> Any:
+            return dense_tree_attention(q, k, v, jnp.full((2, 16), 16)), cache
+
+        out = qwen3.apply(graphdef, params, tokens, positions, attend)
+        return qwen3.apply_logits(graphdef, params, out.hidden)
+
+    placed = jax.device_put(params, sharding.shardings(params, chips, sharding.SERVING))
+    return {"logits": float(jnp.max(jnp.abs(logits(placed) - logits(params))))}
+
+
+def sabotaged(target: str, broken: Callable[..., Any]) -> dict[str, Any]:
+    """One function replaced by a wrong one: the comparison must show it."""
+    with mock.patch(target, broken):
+        return compare("moe", MeshConfig(2, 4, expert_buffer=8.0))
+
+
+def _careless_sort(keys: Any) -> Any:
+    order = jnp.argsort(keys, stable=True)
+    return jnp.where(order == 5, keys.shape[0], order)  # one token loses one expert
+
+
+def _all_heads_of_the_first_kind(self: Parallel, x: jax.Array) -> jax.Array:
+    repeats = -(-self.mesh.shape["x"] // x.shape[2])
+    x = jnp.tile(x, (1, 1, repeats, 1))  # instead of repeat: other heads' keys
+    return jax.lax.all_to_all(x, "x", split_axis=2, concat_axis=1, tiled=True)
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "moe 2x4 all_gather": lambda: compare_all("moe", MeshConfig(2, 4, "all_gather", 8.0)),
+    "moe 4x2 all_gather": lambda: compare(
+        "moe", MeshConfig(4, 2, "all_gather", 8.0), remat="attention", attention="blocked"
+    ),
+    "moe 4x2 ragged": lambda: compare("moe", MeshConfig(4, 2, "ragged", 8.0), remat="products"),
+    "moe 1x8 ragged": lambda: compare("moe", MeshConfig(1, 8, "ragged", 8.0), remat="layers"),
+    "dense 2x4": lambda: compare_all("dense", MeshConfig(2, 4)),
+    "dense 4x2": lambda: compare("dense", MeshConfig(4, 2)),
+    "dense 8x1": lambda: compare("dense", MeshConfig(8, 1)),
+    "overflow": overflow,
+    "checkpoint": checkpoint,
+    "serving": serving,
+    "no sum over replicas": lambda: sabotaged(
+        "clawgym_jax.train.mesh._over_replicas", lambda grad, place: grad
+    ),
+    "a token loses an expert": lambda: sabotaged(
+        "clawgym_jax.model.expert_parallel._sorted", _careless_sort
+    ),
+    "other heads' keys": lambda: sabotaged(
+        "clawgym_jax.model.parallel.Parallel._heads", _all_heads_of_the_first_kind
+    ),
+    "each chip its own softmax": lambda: sabotaged("jax.lax.pmax", lambda x, axis: 1.01 * x),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="+", choices=list(CASES))
+    parser.add_argument("--process", type=int, default=0)
+    parser.add_argument("--of", type=int, default=1)
+    parser.add_argument("--port", type=int, default=0)
+    args = parser.parse_args()
+    if args.of > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{args.port}", args.of, args.process)
+    for case in args.cases:
+        found = {"case": case, "devices": jax.device_count(), **CASES[case]()}
+        if args.process == 0:
+            print(json.dumps(found), flush=True)
+    if args.of > 1:
+        jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main()

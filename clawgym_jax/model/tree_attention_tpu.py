@@ -7,7 +7,7 @@ from the caller and a pair without attention costs neither products nor copies.
 `live_blocks.count_pairs` says how much work that is, `matmul_flops` what it costs.
 
 Reading order: this file (shapes, gradient rule) -> `tree_attention_tpu_blocks` (grid) ->
-`tree_attention_tpu_forward`, `tree_attention_tpu_backward` (kernels).
+`tree_attention_tpu_forward`, `tree_attention_tpu_backward`, `tree_attention_tpu_fused` (kernels).
 
 Use: inside `jax.shard_map`, on whole rows and whole groups of heads (XLA cannot split a kernel);
 rows are an axis, so no `vmap` is needed (under one, the calls become a loop).  Under
@@ -21,7 +21,7 @@ needs `check_vma=False` under shard_map; the compiled kernels do not).
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,12 @@ from clawgym_jax.model.tree_attention_tpu_backward import (
 )
 from clawgym_jax.model.tree_attention_tpu_blocks import LANES, Plan
 from clawgym_jax.model.tree_attention_tpu_forward import PRODUCTS, forward
+from clawgym_jax.model.tree_attention_tpu_fused import (
+    FUSED_PRODUCTS,
+    all_gradients,
+    blocks_nest,
+    row_gradient_bytes,
+)
 
 
 class Tiling(NamedTuple):
@@ -48,11 +54,18 @@ class Tiling(NamedTuple):
     at most MAX_HEADS heads, for vector memory's sake, and the number of programs is even where it
     can be, so that both cores of a v5p have work; on a chip with one core (v5e, v6e) splits=1 is
     some percent faster for up to MAX_HEADS heads.
+
+    The fused backward kernel needs vector memory for the query gradient of whole rows:
+    `row_bytes` is what it may take, and it takes as many heads to a program as fit. The default,
+    a head of 128 in a row of 64K tokens, suits a v5p (64 MiB a core); v5e and v6e have 128 MiB.
+    "auto" is fused where one head fits, else split.
     """
 
     block_q: int = 512
     block_k: int = 512
     splits: int | None = None
+    backward: Literal["auto", "fused", "split"] = "auto"
+    row_bytes: int = 32 << 20
 
 
 MAX_HEADS = 4
@@ -81,10 +94,14 @@ def pallas_tree_attention(
     return out.reshape(rows, padded, heads, width)[:, :length]
 
 
-def matmul_flops(live_pairs: int, tiling: Tiling, heads: int, width: int) -> tuple[int, int]:
-    """FLOPs of the matrix products over that many live pairs: (forward, backward)."""
-    one = 2 * live_pairs * tiling.block_q * tiling.block_k * heads * width
-    return PRODUCTS * one, (QUERY_PRODUCTS + KEY_PRODUCTS) * one
+def matmul_flops(
+    live_pairs: int, tiling: Tiling, heads: int, width: int, row_tok: int
+) -> tuple[int, int]:
+    """FLOPs of the products over that many live pairs of rows so long: (forward, backward)."""
+    block_q, block_k, padded = _cut(tiling, row_tok)
+    one = 2 * live_pairs * block_q * block_k * heads * width
+    fused = _fused_heads(tiling, block_q, block_k, 1, width, padded)
+    return PRODUCTS * one, (FUSED_PRODUCTS if fused else QUERY_PRODUCTS + KEY_PRODUCTS) * one
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -114,8 +131,11 @@ def _backward(
     both = d_out.astype(jnp.float32) * out.astype(jnp.float32)
     delta = jnp.sum(both.reshape(-1, plan.programs * plan.heads, plan.width), axis=-1)
     inputs = q, k, v, _through_rows(end), d_out, lse, delta.T.reshape(lse.shape)
-    by_query = live_blocks.list_pairs(end, plan.block_q, plan.block_k, hold_queries=True)
     by_key = live_blocks.list_pairs(end, plan.block_q, plan.block_k, hold_queries=False)
+    if plan.fused_heads:
+        dq, dk, dv = all_gradients(plan.fused(), end.shape[1], by_key, *inputs)
+        return dq, dk, dv, None
+    by_query = live_blocks.list_pairs(end, plan.block_q, plan.block_k, hold_queries=True)
     dq = query_gradient(plan, by_query, *inputs)
     dk, dv = key_gradients(plan, by_key, *inputs)
     return dq, dk, dv, None
@@ -169,12 +189,37 @@ def _plan(
             f"on a TPU, expected head width and blocks in multiples of {LANES}, got width {width} "
             f"and {tiling}: pad the heads, or use the blocked attention"
         )
+    block_q, block_k, padded = _cut(tiling, length)
+    per_program = heads // (kv_heads * splits)
+    fused = _fused_heads(tiling, block_q, block_k, per_program, width, padded)
+    plan = Plan(block_q, block_k, kv_heads, splits, per_program, fused, width, interpret)
+    return plan, padded
+
+
+def _cut(tiling: Tiling, length: int) -> tuple[int, int, int]:
+    """The blocks of a row, no longer than it needs, and its length padded to whole blocks."""
     whole = -(-length // LANES) * LANES
     block_q, block_k = min(tiling.block_q, whole), min(tiling.block_k, whole)
     unit = math.lcm(block_q, block_k)
-    per_program = heads // (kv_heads * splits)
-    plan = Plan(block_q, block_k, kv_heads, splits, per_program, width, interpret)
-    return plan, -(-length // unit) * unit
+    return block_q, block_k, -(-length // unit) * unit
+
+
+def _fused_heads(
+    tiling: Tiling, block_q: int, block_k: int, heads: int, width: int, row_tok: int
+) -> int:
+    """How many of a program's heads the fused backward kernel takes at once; 0: split kernels."""
+    if tiling.backward == "split":
+        return 0
+    room = tiling.row_bytes // row_gradient_bytes(row_tok, width)
+    if room and blocks_nest(block_q, block_k):
+        return max(n for n in range(1, heads + 1) if heads % n == 0 and n <= room)
+    if tiling.backward == "fused":
+        raise ValueError(
+            f"backward='fused': expected row_bytes of at least {row_gradient_bytes(row_tok, width)}"
+            f" for a row of {row_tok} tokens, and of block_q and block_k one that divides the "
+            f"other; got {tiling}: use 'auto' or 'split', or smaller rows"
+        )
+    return 0
 
 
 def _default_splits(heads: int, kv_heads: int) -> int:

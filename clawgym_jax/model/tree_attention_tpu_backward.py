@@ -1,12 +1,13 @@
-"""The backward kernels: gradients of queries (query blocks held), of keys and values (key blocks).
+"""The split backward pass: one kernel for gradients of queries, one for those of keys and values.
 
 With weights P = exp2(scores - lse), recomputed from the saved lse, and the upstream gradient dO:
 dV = P^T dO;  dP = dO V^T;  dS = P * (dP - delta), delta the row sums of dO * O;
 dQ = dS K / sqrt(hd);  dK = dS^T Q / sqrt(hd).
-Two kernels, because a held block's gradient can stay in vector memory: the price is that scores
-and dP are computed twice.
+The first holds query blocks, the second key blocks, so that a held block's gradient can stay in
+vector memory whatever the row's length: the price is that scores and dP are computed twice.
 
-Not here: the forward pass.  Invariant: each visits exactly the live pairs of the forward pass.
+Not here: the forward pass, and the kernel for rows that fit (`tree_attention_tpu_fused`).
+ Invariant: each visits exactly the live pairs of the forward pass.
 Source: FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 2.
 """
 
@@ -44,7 +45,7 @@ def query_gradient(
         _tree_attention_dq,
         plan,
         pairs,
-        inputs=_inputs(specs, q, k, v, end, d_out, lse, delta),
+        inputs=backward_inputs(specs, q, k, v, end, d_out, lse, delta),
         outputs=[(q.shape, q.dtype, specs.query)],
         scratch=[
             columns,
@@ -76,7 +77,7 @@ def key_gradients(
         _tree_attention_dkv,
         plan,
         pairs,
-        inputs=_inputs(specs, q, k, v, end, d_out, lse, delta),
+        inputs=backward_inputs(specs, q, k, v, end, d_out, lse, delta),
         outputs=[part, part],
         scratch=[acc, acc, pltpu.VMEM((plan.block_k, LANES), jnp.int32)],
         products=KEY_PRODUCTS,
@@ -85,7 +86,7 @@ def key_gradients(
     return dk, dv
 
 
-def _inputs(
+def backward_inputs(
     specs: blocks.Specs,
     q: jax.Array,
     k: jax.Array,
@@ -95,6 +96,7 @@ def _inputs(
     lse: jax.Array,
     delta: jax.Array,
 ) -> list[tuple[jax.Array, pl.BlockSpec]]:
+    """The operands of every backward kernel, with their blocks."""
     return [
         (q, specs.query),
         (k, specs.key),

@@ -1,4 +1,4 @@
-"""What the three attention kernels share: static sizes, block specifications, the mask, products.
+"""What the four attention kernels share: static sizes, block specifications, the mask, products.
 
 The grid is (programs, live pairs).  A program owns some query heads of one key-value head; the
 second dimension walks a list of live block pairs (`live_blocks.list_pairs`) that lies in scalar
@@ -9,7 +9,7 @@ block in rows, so no step of the loop transposes anything.
 
 Scores are in units of log 2: the hardware has exp2, and the factor goes into the softmax scale.
 Invariant: every call holds whole rows; tokens are numbered through all rows of the call.
-Not here: the kernels' bodies (`tree_attention_tpu_forward`, `tree_attention_tpu_backward`).
+Not here: the kernels' bodies (`tree_attention_tpu_forward`, `_backward`, `_fused`).
 """
 
 import functools
@@ -39,12 +39,18 @@ class Plan(NamedTuple):
     kv_heads: int
     splits: int  # programs that share the query heads of one key-value head
     heads: int  # query heads of one program
+    fused_heads: int  # the same in the fused backward kernel, dividing `heads`; 0: split kernels
     width: int  # of a head
     interpret: bool
 
     @property
     def programs(self) -> int:
         return self.kv_heads * self.splits
+
+    def fused(self) -> "Plan":
+        """The plan of the fused backward kernel."""
+        share = self.heads // self.fused_heads
+        return self._replace(splits=self.splits * share, heads=self.fused_heads)
 
     @property
     def scale(self) -> float:
@@ -93,6 +99,7 @@ def call(
     outputs: Sequence[tuple[tuple[int, ...], Any, pl.BlockSpec]],  # shape, dtype, blocks
     scratch: Sequence[Any],
     products: int,  # matrix products per head and pair, for the compiler's estimate
+    vmem_bytes: int | None = None,  # most vector memory in use; None: what the compiler grants
 ) -> tuple[jax.Array, ...]:
     """Runs `kernel(words, *inputs, *outputs, *scratch)` once per program and live pair."""
     if pairs.words.size * 4 > MAX_LIST_BYTES:
@@ -118,7 +125,9 @@ def call(
             jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying)
             for shape, dtype, _ in outputs
         ],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_bytes
+        ),
         cost_estimate=pl.CostEstimate(
             flops=2 * products * area * plan.width,
             transcendentals=area,

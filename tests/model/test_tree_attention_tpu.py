@@ -33,13 +33,17 @@ class Case(NamedTuple):
     tiling: Tiling
 
 
-CASES = [
+CASES = [  # the backward pass is fused where the tiling does not say split
     Case(2, 2, 32, Tiling(16, 16)),
     Case(4, 2, 32, Tiling(32, 16)),
-    Case(8, 1, 64, Tiling(16, 32)),  # two programs of four heads
+    Case(8, 1, 64, Tiling(16, 32, row_bytes=2 * 4 * 96 * 64)),  # four heads a program, then two
     Case(2, 1, 128, Tiling(48, 24, splits=1)),
+    Case(4, 2, 32, Tiling(32, 16, backward="split")),
+    Case(8, 1, 64, Tiling(16, 32, backward="split")),
 ]
 PLAIN = Case(1, 1, 32, Tiling(16, 16))  # the cheapest to compile
+SPLIT = Case(1, 1, 32, Tiling(16, 16, backward="split"))
+BOTH = pytest.mark.parametrize("case", [PLAIN, SPLIT], ids=["fused", "split"])
 
 
 def _kernel(case: Case) -> Attend:
@@ -101,15 +105,25 @@ def test_equals_the_oracle_on_linear_rows(end: np.ndarray) -> None:
     assert _gap(_program(case)(ends, *inputs), _oracle(ends, *inputs)) < 1e-5
 
 
-def test_bfloat16_stays_close() -> None:
+@BOTH
+def test_bfloat16_stays_close(case: Case) -> None:
     end = jnp.asarray(_bushy(LENGTH)[None])
-    inputs = _inputs(PLAIN, *end.shape, jnp.bfloat16)
-    got = _program(PLAIN)(end, *inputs)
+    inputs = _inputs(case, *end.shape, jnp.bfloat16)
+    got = _program(case)(end, *inputs)
     expected = _oracle(end, *(x.astype(jnp.float32) for x in inputs))
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == jnp.bfloat16
         allowed = 0.01 * float(jnp.max(jnp.abs(b)))
         np.testing.assert_allclose(a.astype(jnp.float32), b, atol=allowed, rtol=0)
+
+
+@settings(max_examples=10)
+@given(end=forests.forests(LENGTH))
+def test_fused_equals_split(end: np.ndarray) -> None:
+    """The same rounding of the same terms; only the sums over blocks are taken in other orders."""
+    inputs = _inputs(PLAIN, *end.shape)
+    fused, split = (_program(case)(jnp.asarray(end), *inputs) for case in (PLAIN, SPLIT))
+    assert _gap(fused, split) < 1e-5
 
 
 def _bushy(length: int) -> np.ndarray:
@@ -149,13 +163,14 @@ WRONG = {
 }
 
 
+@BOTH
 @pytest.mark.parametrize("name", [*WRONG, "none"])
-def test_a_wrong_mask_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_mask_shows(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in WRONG:
         monkeypatch.setattr(*WRONG[name])
     end = jnp.asarray(np.stack([_bushy(48), _bushy(48)]))
-    inputs = _inputs(PLAIN, *end.shape)
-    got, expected = (f(end, *inputs) for f in (_compiled(_kernel(PLAIN)), _oracle))
+    inputs = _inputs(case, *end.shape)
+    got, expected = (f(end, *inputs) for f in (_compiled(_kernel(case)), _oracle))
     gaps = [_gap((a,), (b,)) for a, b in zip(got, expected, strict=True)]
     if name in WRONG:
         assert min(gaps) > 1e-2  # the output and each gradient
@@ -200,11 +215,43 @@ def test_heads_are_split_for_two_cores_and_small_programs(
     assert plan.splits == splits
 
 
-def test_matmul_flops_count_seven_products_backward_and_two_forward() -> None:
-    tiling = Tiling(128, 128)
+HEAD_64K = 4 * 65536 * 128  # the query gradient of one head in a row, in bytes
+
+
+@pytest.mark.parametrize(
+    ("tiling", "row_tok", "fused_heads"),
+    [
+        (Tiling(), 65536, 1),
+        (Tiling(), 65537, 0),  # too long by a block
+        (Tiling(), 32768, 2),
+        (Tiling(splits=1), 16384, 4),
+        (Tiling(splits=1, row_bytes=3 * HEAD_64K), 65536, 2),  # three would not divide four
+        (Tiling(splits=4), 1024, 1),
+        (Tiling(backward="split"), 1024, 0),
+        (Tiling(384, 256), 1536, 0),  # neither block divides the other
+        (Tiling(256, 512), 1536, 2),
+        (Tiling(512, 128), 100, 2),
+    ],
+)
+def test_the_backward_pass_is_fused_where_rows_fit(
+    tiling: Tiling, row_tok: int, fused_heads: int
+) -> None:
+    q, kv = (jax.ShapeDtypeStruct((1, row_tok, h, 128), jnp.bfloat16) for h in (4, 1))
+    end = jax.ShapeDtypeStruct((1, row_tok), jnp.int32)
+    plan, _ = tpu._plan(q, kv, kv, end, tiling, interpret=False)
+    assert plan.fused_heads == fused_heads
+    one = tpu.matmul_flops(1, tiling, 4, 128, row_tok)[0] // 2
+    products = 5 if fused_heads else 7
+    assert tpu.matmul_flops(1, tiling, 4, 128, row_tok) == (2 * one, products * one)
+
+
+def test_matmul_flops_count_two_products_forward_and_five_or_seven_backward() -> None:
     live = int(live_blocks.count_pairs(np.full(256, 256, np.int32), 128, 128).live)
     one = 2 * 3 * 128 * 128 * 4 * 64  # three live pairs, four heads of 64
-    assert tpu.matmul_flops(live, tiling, heads=4, width=64) == (2 * one, 7 * one)
+    for backward, products in (("auto", 5), ("split", 7)):
+        tiling = Tiling(128, 128, backward=backward)
+        flops = tpu.matmul_flops(live, tiling, heads=4, width=64, row_tok=256)
+        assert flops == (2 * one, products * one)
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:
@@ -218,6 +265,9 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         pallas_tree_attention(q, k, v.astype(jnp.bfloat16), end)
     with pytest.raises(ValueError, match="multiples of 128"):
         pallas_tree_attention(q, k, v, end)
+    with pytest.raises(ValueError, match="row_bytes of at least 65536 for a row of 128 tokens"):
+        too_small = Tiling(128, 128, backward="fused", row_bytes=65535)
+        tpu._plan(*[jnp.zeros((1, 128, 1, 128))] * 3, jnp.ones((1, 128)), too_small, False)
     wide = [jax.ShapeDtypeStruct((1, 65536, 1, 128), jnp.bfloat16)] * 3
     attend = functools.partial(pallas_tree_attention, tiling=Tiling(128, 128))
     with pytest.raises(ValueError, match="larger blocks or fewer rows"):

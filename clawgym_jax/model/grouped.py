@@ -19,6 +19,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from clawgym_jax.model import grouped_tpu
+
 BLOCK = 128  # rows per multiplication
 Kind = Literal["blocked", "megablox", "ragged"]
 
@@ -40,8 +42,6 @@ def gmm(
     if kind == "blocked":
         out = block_gmm(x, w, sizes)
     elif kind == "megablox":
-        from clawgym_jax.model import grouped_tpu  # Pallas takes a while to import
-
         out = grouped_tpu.kernel_gmm(x, w, sizes)
     elif kind == "ragged":
         out = jax.lax.ragged_dot(x, w, sizes)

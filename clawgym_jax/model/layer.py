@@ -121,6 +121,7 @@ class Layer(nnx.Module):
         if replay is not None:
             recorded = replay.reshape(chosen.shape)
             chosen = jnp.where(recorded >= 0, recorded, chosen)
+        if replay is not None or self.parallel is not None:
             weights = moe.gate_weights(logits, chosen, config.norm_topk_prob)
         params = moe.Experts(*(self._weight(name, x.dtype) for name in ("gate", "up", "down")))
         overflow = None

@@ -50,9 +50,14 @@ def gate_weights(
     chosen: jax.Array,  # i32[T, K], recorded ids
     normalise: bool,
 ) -> jax.Array:
-    """f32[T, K]: what `route` gives for these experts, were they the top ones (replay)."""
+    """f32[T, K]: what `route` gives for these experts, were they the top ones.
+
+    For replay, and on a mesh: the gradient of a sum over a mask is a product, the gradient of a
+    top-k or a gather a scatter, which TPUs do one number at a time.
+    """
     probabilities = jax.nn.softmax(logits, axis=-1)
-    weights = jnp.take_along_axis(probabilities, chosen, axis=-1)
+    mask = chosen[:, :, None] == jnp.arange(logits.shape[-1])  # bool[T, K, E]
+    weights = jnp.sum(jnp.where(mask, probabilities[:, None, :], 0), axis=-1)
     if normalise:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     return weights

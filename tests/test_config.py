@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clawgym_jax.config import ExperimentConfig, load_experiment, override, to_dict
+from clawgym_jax.config import ExperimentConfig, configure, load_experiment, override, to_dict
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.train.run_folder import RunFolder
 
@@ -50,6 +50,9 @@ def test_an_override_sets_its_field(setting: str, path: tuple[str, ...], value: 
         ("harnesses=", "at least one name"),
         ("loop.group_size=0", "group_size >= 1"),
         ("rollout.proxy.history=keep", "expected one of: restore, branch"),
+        ("model.remat=all", "expected one of: none, products, attention, layers"),
+        ("model.dtype=float16", 'expected "float32" or "bfloat16"'),
+        ("mesh.x=0", "x >= 1"),
     ],
 )
 def test_a_wrong_override_says_what_was_expected(setting: str, said: str) -> None:
@@ -64,6 +67,18 @@ def test_a_missing_experiment_names_those_there_are(tmp_path: Path) -> None:
     wrong.write_text("CONFIG = 3\n")
     with pytest.raises(ConfigError, match="must define CONFIG"):
         load_experiment(wrong)
+
+
+def test_an_experiment_has_its_scales() -> None:
+    file = EXPERIMENTS[0].parent / "mix_grpo.py"
+    assert configure(file, ["loop.steps=7"]).mesh.fsdp == 0
+    paper = configure(file, ["loop.steps=7", "scale=paper"])
+    assert (paper.mesh.fsdp, paper.mesh.x, paper.loop.steps) == (8, 8, 7)
+    assert paper.model.micro_rows * paper.batch.pack.row_tok == 524_288
+    with pytest.raises(ConfigError, match="expected one of: tiny, paper"):
+        configure(file, ["scale=huge"])
+    with pytest.raises(ConfigError, match="must define PAPER"):
+        configure(file.parent / "quickstart.py", ["scale=paper"])
 
 
 def test_a_run_folder_belongs_to_one_configuration(tmp_path: Path) -> None:

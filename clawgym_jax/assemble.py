@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from clawgym_jax.config import TINY_BASE, ExperimentConfig, to_dict
+import numpy as np
+
+from clawgym_jax.config import TINY_BASE, ExperimentConfig, ModelSource, to_dict
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.interfaces import Harness, Sampler, Task
 from clawgym_jax.core.log import RecordLog
@@ -23,7 +25,10 @@ from clawgym_jax.harness.claude_code import ClaudeCode
 from clawgym_jax.harness.pi import Pi
 from clawgym_jax.harness.tiny_chat import TinyChat
 from clawgym_jax.harness.tiny_shell import TinyShell
-from clawgym_jax.model import hf_weights
+from clawgym_jax.model import hf_weights, qwen3, sharding
+from clawgym_jax.model.config import Qwen3Config
+from clawgym_jax.model.parallel import Parallel
+from clawgym_jax.model.parallel_serving import ServingParallel
 from clawgym_jax.proxy.chat_template import ChatCodec
 from clawgym_jax.rollout.demonstrator import Demonstrator
 from clawgym_jax.rollout.episode import Instance
@@ -35,6 +40,7 @@ from clawgym_jax.serving.engine import Engine
 from clawgym_jax.serving.native_driver import NativeDriver
 from clawgym_jax.tasks.clawgym import load_tasks
 from clawgym_jax.tasks.toy import toy_tasks
+from clawgym_jax.train import mesh
 from clawgym_jax.train.loop import Loop, Parts
 from clawgym_jax.train.progress import Display
 from clawgym_jax.train.run_folder import RunFolder
@@ -145,9 +151,14 @@ class Assembly:
     def _build(self, config: ExperimentConfig, from_calls: Path | None) -> None:
         self.model_path = model_folder(config.model.path)
         self.codec = ChatCodec.from_folder(self.model_path)
-        self.model, graphdef, params = hf_weights.read(self.model_path)
+        model = model_config(self.model_path, config.model)
+        self.model, graphdef, params = hf_weights.read(self.model_path, model)
+        serving = ServingParallel.make(config.serving_mesh)
+        if serving is not None:
+            graphdef, shapes = qwen3.abstract(self.model, parallel=serving)
+            sharding.check(self.model, shapes, serving.mesh, sharding.SERVING)
         self.driver = self._stack.enter_context(
-            NativeDriver(Engine(graphdef, self.model, config.engine), self.codec.decode)
+            NativeDriver(Engine(graphdef, self.model, config.engine, serving), self.codec.decode)
         )
         source: LiveEpisodes | RecordedEpisodes
         if from_calls is None:
@@ -159,7 +170,7 @@ class Assembly:
                 )
             source = RecordedEpisodes(EpisodeStore(from_calls))
         self.loop = Loop(
-            self._parts(graphdef, params, source, heldout=from_calls is None),
+            self._parts(params, source, heldout=from_calls is None),
             self.folder,
             config.loop,
             config.cold_start,
@@ -187,10 +198,13 @@ class Assembly:
         self._stack.enter_context(host)
         return LiveEpisodes(host, store, self.driver)
 
-    def _parts(
-        self, graphdef: Any, params: Any, source: LiveEpisodes | RecordedEpisodes, heldout: bool
-    ) -> Parts:
+    def _parts(self, params: Any, source: LiveEpisodes | RecordedEpisodes, heldout: bool) -> Parts:
         config = self.config
+        parallel = Parallel.make(config.mesh)
+        graphdef, shapes = qwen3.abstract(self.model, config.model.remat, parallel)
+        if parallel is not None:
+            sharding.check(self.model, shapes, parallel.mesh)
+            params = mesh.place(parallel, params)
         optimizer = make_optimizer(config.optim)
         cold_optimizer = make_optimizer(config.cold_start.optim)
         rows = config.model.micro_rows
@@ -202,11 +216,12 @@ class Assembly:
             policy=self.driver,
             demonstrator=ScriptedSampler(Demonstrator(), self.codec, self.driver),
             sink=self.driver,
-            cold_programs=TrainStep(graphdef, cold_optimizer, cold_loss, rows),
-            programs=TrainStep(graphdef, optimizer, config.loss, rows),
+            cold_programs=TrainStep(graphdef, cold_optimizer, cold_loss, rows, parallel),
+            programs=TrainStep(graphdef, optimizer, config.loss, rows, parallel),
             cold_optimizer=cold_optimizer,
             optimizer=optimizer,
             base_params=params,
+            parallel=parallel,
             demo_tasks=demo_tasks(config),
             train_tasks=train_tasks(config),
             heldout_tasks=heldout_tasks(config) if heldout else [],
@@ -235,6 +250,13 @@ def model_folder(path: str) -> Path:
             f"got {path!r}"
         )
     return folder
+
+
+def model_config(folder: Path, source: ModelSource) -> Qwen3Config:
+    """The folder's model as it is trained: float32 master weights, activations as wanted."""
+    found = hf_weights.read_config(folder)
+    dtype = np.dtype(source.dtype) if source.dtype else found.dtype
+    return found.replace(dtype=dtype, param_dtype=np.dtype("float32"))
 
 
 def make_harness(name: str) -> Harness:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from clawgym_jax.batch.from_episodes import TOKEN_MEAN, BatchConfig
 from clawgym_jax.config import ExperimentConfig, ModelSource, TaskSource
 from clawgym_jax.model.parallel import MeshConfig
+from clawgym_jax.model.parallel_serving import ServingMeshConfig
 from clawgym_jax.proxy.config import ProxyConfig
 from clawgym_jax.rollout.episode import Limits
 from clawgym_jax.rollout.scheduler import RolloutConfig
@@ -73,13 +74,14 @@ PAPER_30B = ExperimentConfig(
         remat="products",
         micro_rows=8,
     ),
+    serving_mesh=ServingMeshConfig(expert=1, tensor=4),  # ours: the four chips of a host
     mesh=MeshConfig(fsdp=8, x=8, experts="ragged", expert_buffer=2.0),  # ours
     tasks=TaskSource(kind="clawgym", train=2000, heldout=200),
     engine=EngineConfig(
-        slots=128,
+        slots=16,  # a host's share of the 256 rollouts of a step, on 16 hosts
         window_tok=65_536,
         prefill_batch=1,
-        prefill_chunks=(512, 4096, 16_384),
+        prefill_chunks=(256, 2048),
         kv_buckets=(8192, 16_384, 32_768),
     ),
     rollout=RolloutConfig(

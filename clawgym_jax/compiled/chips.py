@@ -23,12 +23,13 @@ class Chip:
     bf16_flops: float  # per second
     hbm_bytes_per_s: float
     ici_bytes_per_s: float  # all links of a chip together, one direction
+    host: str  # the topology of one host of a larger slice
 
 
 CHIPS = {
-    "v5e": Chip("v5e", 16 * GIB, 197e12, 819e9, 200e9),
-    "v5p": Chip("v5p", 95 * GIB, 459e12, 2765e9, 600e9),
-    "v6e": Chip("v6e", 32 * GIB, 918e12, 1640e9, 448e9),
+    "v5e": Chip("v5e", 16 * GIB, 197e12, 819e9, 200e9, "v5e:2x2"),
+    "v5p": Chip("v5p", 95 * GIB, 459e12, 2765e9, 600e9, "v5p:2x2x1"),
+    "v6e": Chip("v6e", 32 * GIB, 918e12, 1640e9, 448e9, "v6e:2x2"),
 }
 
 

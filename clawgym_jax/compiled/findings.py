@@ -42,7 +42,12 @@ class Findings:
 
 
 def examine(
-    name: str, lowered: Any, devices: int, dump: Path, shares: Mapping[str, float]
+    name: str,
+    lowered: Any,
+    devices: int,
+    dump: Path,
+    shares: Mapping[str, float],
+    bounds: Mapping[str, int] | None = None,
 ) -> Findings:
     """Compiles a `jax.stages.Lowered` with its dump in the empty folder `dump`."""
     dump.mkdir(parents=True, exist_ok=True)
@@ -52,7 +57,7 @@ def examine(
     compiled = lowered.compile(compiler_options={"xla_dump_to": str(dump)})
     compile_s = time.perf_counter() - start_s
     module = parse(program_text(dump))
-    counted = count_flops(module, shares)
+    counted = count_flops(module, shares, bounds)
     if counted.uncounted:
         raise HloError(
             f"{name}: kernels that do not state their cost: {', '.join(counted.uncounted)}; give "
@@ -65,5 +70,5 @@ def examine(
         buffers=largest_buffers(dump),
         flops=counted.total,
         by_source=dict(sorted(counted.by_source.items(), key=lambda item: -item[1])),
-        moves=transfers(module, devices),
+        moves=transfers(module, devices, bounds),
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clawgym_jax.compiled.hlo import Computation, HloError, Instruction, Module, Shape
-from clawgym_jax.compiled.trips import backend_config, run_counts
+from clawgym_jax.compiled.trips import backend_config, run_counts, source_of
 
 KERNEL_TARGETS = ("tpu_custom_call",)
 
@@ -37,13 +37,20 @@ class FlopCount:
         self.by_source[source] += flops
 
 
-def count_flops(module: Module, shares: Mapping[str, float] | None = None) -> FlopCount:
-    """shares: how much of a kernel's stated cost is really run, by a part of its op_name.
+def count_flops(
+    module: Module,
+    shares: Mapping[str, float] | None = None,
+    bounds: Mapping[str, int] | None = None,
+) -> FlopCount:
+    """FLOPs of one run.
+
+    bounds: as of `run_counts`. shares: how much of a kernel's stated cost is really run, by a part
+    of its op_name.
 
     A kernel whose work depends on data states the most it can do: attention over every block pair
     of a causal row, groups that fill their buffer.
     """
-    counts, result = run_counts(module), FlopCount()
+    counts, result = run_counts(module, bounds), FlopCount()
     for name, times in counts.items():
         computation = module.computations[name]
         for instruction in computation.instructions.values():
@@ -59,12 +66,6 @@ def count_flops(module: Module, shares: Mapping[str, float] | None = None) -> Fl
                 else:
                     result.add(source, times * flops)
     return result
-
-
-def source_of(instruction: Instruction) -> str:
-    """The op_name of the program's source that an instruction came from."""
-    found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', instruction.attributes)
-    return found[1] if found else instruction.name
 
 
 def dot_flops(where: Computation, dot: Instruction) -> int:

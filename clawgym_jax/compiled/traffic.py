@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clawgym_jax.compiled.flops import source_of
 from clawgym_jax.compiled.hlo import Computation, HloError, Instruction, Module
-from clawgym_jax.compiled.trips import run_counts
+from clawgym_jax.compiled.trips import run_counts, source_of
 
 KINDS = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
@@ -35,10 +35,12 @@ class Transfer:
     bytes: int  # received by one device, all runs
 
 
-def transfers(module: Module, devices: int) -> list[Transfer]:
-    """Every collective of the module, largest first."""
+def transfers(
+    module: Module, devices: int, bounds: Mapping[str, int] | None = None
+) -> list[Transfer]:
+    """Every collective of the module, largest first. bounds: as of `run_counts`."""
     found, seen = [], set()
-    for name, times in run_counts(module).items():
+    for name, times in run_counts(module, bounds).items():
         for instruction in module.computations[name].instructions.values():
             kind = instruction.opcode.removesuffix("-start")
             if kind not in KINDS:

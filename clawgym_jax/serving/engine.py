@@ -14,6 +14,7 @@ Axes: S slots, T window, L layers, b prefill batch, P prefill chunk, V vocabular
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +25,9 @@ from flax import nnx
 
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.model.config import Qwen3Config
-from clawgym_jax.model.qwen3 import Qwen3, apply, apply_logits
+from clawgym_jax.model.parallel_serving import ServingParallel
+from clawgym_jax.model.qwen3 import Qwen3, all_logits, apply
+from clawgym_jax.serving import mesh
 from clawgym_jax.serving.attention import attend_chunk, attend_step
 from clawgym_jax.serving.sampling import Draw, Knobs, draw
 
@@ -79,8 +82,18 @@ class Engine:
     """Pure programs over explicit state; holds no request and no weights."""
 
     def __init__(
-        self, graphdef: nnx.GraphDef[Qwen3], model: Qwen3Config, config: EngineConfig
+        self,
+        graphdef: nnx.GraphDef[Qwen3],
+        model: Qwen3Config,
+        config: EngineConfig,
+        parallel: ServingParallel | None = None,
+        write_rows: bool | None = None,
     ) -> None:
+        """parallel: the chips of a host; `graphdef` is then the one made with it.
+
+        write_rows: new keys and values are written row by row, which a TPU does in place where a
+        scatter copies the whole cache; None: on TPUs.
+        """
         if min(config.slots, config.prefill_batch, config.window_tok) < 1:
             raise ConfigError(
                 f"engine: expected slots, prefill_batch and window_tok of at least 1, got {config}"
@@ -93,13 +106,22 @@ class Engine:
         self.model = model
         self.config = config
         self.kv_buckets = tuple(sorted({*config.kv_buckets, config.window_tok}))
+        self.parallel = parallel
+        if write_rows is None:
+            write_rows = mesh.platform(parallel) == "tpu"
+        write = _write_rows if write_rows else _scatter
         self._prefill = jax.jit(
-            functools.partial(_prefill, graphdef), donate_argnums=(1,), static_argnums=(3, 4)
+            mesh.on_chips(parallel, functools.partial(_prefill, graphdef, write)),
+            donate_argnums=(1,),
+            static_argnums=(3, 4),
         )
         self._generate = jax.jit(
-            functools.partial(_generate, graphdef), donate_argnums=(1,), static_argnums=(2,)
+            mesh.on_chips(parallel, functools.partial(_generate, graphdef, write)),
+            donate_argnums=(1,),
+            static_argnums=(2,),
         )
         self._insert = jax.jit(_insert, donate_argnums=(0,))
+        self._load = mesh.loader(parallel, model.dtype)
 
     @property
     def max_concurrent_decodes(self) -> int:
@@ -110,11 +132,14 @@ class Engine:
         return self.config.window_tok - 1
 
     def load_params(self, params: Params) -> Params:
-        """The parameters in the layout that the programs expect (a copy of the trainer's)."""
-        return jax.tree.map(jnp.copy, params)
+        """A copy of the trainer's parameters in the layout and types that the programs expect."""
+        return self._load(params)
 
     def init_decode_state(self) -> DecodeState:
         """Empty slots."""
+        return mesh.place_state(self.parallel, self._empty())  # type: ignore[no-any-return]
+
+    def _empty(self) -> DecodeState:
         c, m, s = self.config, self.model, self.config.slots
         shape = (m.num_layers, s + 1, c.window_tok, m.num_kv_heads, m.head_dim)
         zeros = functools.partial(jnp.zeros, (s,))
@@ -134,6 +159,20 @@ class Engine:
             active=zeros(jnp.bool_),
             knobs=knobs,
         )
+
+    def lower(self, params: Params) -> dict[str, jax.stages.Lowered]:
+        """The largest decode and prefill programs, for parameters or shapes of the trainer's."""
+        state = jax.eval_shape(self._empty)
+        params = jax.eval_shape(functools.partial(mesh.computed, dtype=self.model.dtype), params)
+        params, state = mesh.shaped(self.parallel, params, state)
+        b, chunk = self.config.prefill_batch, max(self.config.prefill_chunks)
+        rows, tokens = np.zeros(b, np.int32), np.zeros((b, chunk), np.int32)
+        batch = Prefill(tokens, rows, rows, rows, tokens, np.ones(b, np.float32))
+        window = self.config.window_tok
+        return {
+            "decode": self._generate.lower(params, state, window),
+            "prefill": self._prefill.lower(params, state, batch, window, False),
+        }
 
     def chunk_for(self, suffix_tok: int) -> int:
         """The smallest prefill program that holds the suffix, else the largest."""
@@ -182,8 +221,34 @@ def _insert(state: DecodeState, rows: Rows) -> DecodeState:
     )
 
 
+Write = Callable[[jax.Array, jax.Array, Array, Array | None], jax.Array]
+
+
+def _scatter(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | None) -> jax.Array:
+    """`cache` f[L, S, T, KV, hd] with `new` f[L, b, P, KV, hd] at [:, slots, starts:starts + P].
+
+    P is 1, or starts is None: from 0 on.
+    """
+    if starts is None:
+        return cache.at[:, slots, : new.shape[2]].set(new)
+    return cache.at[:, slots, starts].set(new[:, :, 0])
+
+
+def _write_rows(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | None) -> jax.Array:
+    """As `_scatter`, one slot after another."""
+    slots = jnp.asarray(slots)
+    starts = jnp.zeros_like(slots) if starts is None else starts
+
+    def one(row: jax.Array, cache: jax.Array) -> jax.Array:
+        part = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=1)
+        return jax.lax.dynamic_update_slice(cache, part, (0, slots[row], starts[row], 0, 0))
+
+    out: jax.Array = jax.lax.fori_loop(0, new.shape[1], one, cache)
+    return out
+
+
 def _generate(
-    graphdef: nnx.GraphDef[Qwen3], params: Params, state: DecodeState, bucket: int
+    graphdef: nnx.GraphDef[Qwen3], write: Write, params: Params, state: DecodeState, bucket: int
 ) -> tuple[DecodeState, Draw]:
     slots = state.length.shape[0]
     position = jnp.minimum(state.length, state.k.shape[2] - 1)
@@ -196,14 +261,14 @@ def _generate(
 
     layers = jnp.arange(state.k.shape[0])
     out = apply(graphdef, params, state.last[:, None], position[:, None], attend, layers)
-    drawn = draw(apply_logits(graphdef, params, out.hidden[:, 0]), state.knobs)
+    drawn = draw(all_logits(graphdef, params, out.hidden[:, 0]), state.knobs)
     new_k, new_v = out.cache  # f[L, S, KV, hd]
     rows = jnp.where(state.active, jnp.arange(slots), slots)  # idle slots write to scratch
     step = state.active.astype(jnp.int32)
     return (
         state._replace(
-            k=state.k.at[:, rows, position].set(new_k),
-            v=state.v.at[:, rows, position].set(new_v),
+            k=write(state.k, new_k[:, :, None], rows, position),
+            v=write(state.v, new_v[:, :, None], rows, position),
             length=state.length + step,
             last=jnp.where(state.active, drawn.ids, state.last),
             knobs=state.knobs._replace(step=state.knobs.step + step),
@@ -214,6 +279,7 @@ def _generate(
 
 def _prefill(
     graphdef: nnx.GraphDef[Qwen3],
+    write: Write,
     params: Params,
     state: DecodeState,
     batch: Prefill,
@@ -234,12 +300,12 @@ def _prefill(
     out = apply(graphdef, params, jnp.asarray(batch.tokens), position, attend, cache)
     new_k, new_v = out.cache
     state = state._replace(
-        k=state.k.at[:, batch.slots, :bucket].set(new_k),
-        v=state.v.at[:, batch.slots, :bucket].set(new_v),
+        k=write(state.k, new_k, batch.slots, None),
+        v=write(state.v, new_v, batch.slots, None),
     )
     if not score:
         return state, None
-    logits = apply_logits(graphdef, params, out.hidden).astype(jnp.float32)
+    logits = all_logits(graphdef, params, out.hidden).astype(jnp.float32)
     temperature = jnp.where(batch.temperature <= 0, 1.0, batch.temperature)[:, None, None]
     return state, (_pick(logits / temperature, batch.targets), _pick(logits, batch.targets))
 

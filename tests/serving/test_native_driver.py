@@ -34,6 +34,9 @@ OTHER = jax.tree.map(lambda x: 1.1 * x, PARAMS)
 ENGINE = Engine(GRAPH, MODEL, CONFIG)
 
 
+ROW_WRITER = Engine(GRAPH, MODEL, CONFIG, write_rows=True)  # as on a TPU
+
+
 @pytest.fixture
 def driver() -> Iterator[NativeDriver]:
     with NativeDriver(ENGINE, decode=lambda ids: " ".join(map(str, ids))) as driver:
@@ -93,6 +96,21 @@ def test_same_seed_same_tokens_whatever_is_beside_it(driver: NativeDriver) -> No
     for i, done in enumerate(together[1:]):
         expected = oracle(PARAMS, prompt_of(i, 3 + 5 * (i % 8)), done.ids, 1.0)
         np.testing.assert_allclose(done.logprobs, expected, atol=1e-5)
+
+
+def test_both_ways_to_write_the_cache_agree(driver: NativeDriver) -> None:
+    async def play(on: NativeDriver) -> list[Completion]:
+        jobs = [go(on, f"w{i}", prompt_of(i, 3 + 5 * (i % 8)), seed=i) for i in range(9)]
+        first = await asyncio.gather(*jobs)
+        again = np.concatenate([prompt_of(2, 13), first[2].ids, prompt_of(1, 5)])
+        return [*first, await go(on, "again", again)]
+
+    with NativeDriver(ROW_WRITER) as other:
+        other.publish(PARAMS, 1)
+        pairs = zip(asyncio.run(play(driver)), asyncio.run(play(other)), strict=True)
+        for one, two in pairs:
+            assert one.ids.tolist() == two.ids.tolist() and one.cached_tok == two.cached_tok
+            np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-6)
 
 
 def test_the_next_turn_prefills_only_its_new_tokens(driver: NativeDriver) -> None:

@@ -56,13 +56,15 @@ def largest_buffers(dump: Path, count: int = 10) -> list[Buffer]:
     files = sorted(dump.glob("*buffer-assignment.txt"), key=lambda path: path.stat().st_size)
     if not files:
         return []
-    buffers: dict[str, Buffer] = {}
-    where = ""
+    buffers: dict[tuple[str, int, int], Buffer] = {}  # one a place: updates in place are not two
+    where = number = ""
     for line in files[-1].read_text(encoding="utf-8").splitlines():
         allocation = _ALLOCATION.match(line)
         value = _VALUE.match(line)
         if allocation:
-            where = allocation[3]
+            number, where = allocation[1], allocation[3]
         elif value:
-            buffers[value[1]] = Buffer(value[1], int(value[2]), value[4], where)
+            size, offset = int(value[2]), int(value[3])
+            found = Buffer(value[1], size, value[4], where)
+            buffers.setdefault((number, offset, size), found)
     return sorted(buffers.values(), key=lambda buffer: -buffer.bytes)[:count]

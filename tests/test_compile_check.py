@@ -1,0 +1,94 @@
+"""launch/compile_check.py as a user runs it, on a small model, with the real compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawgym_jax.model import hf_config
+from clawgym_jax.model.config import QWEN3_30B_A3B
+from tests.conftest import require
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = QWEN3_30B_A3B.replace(
+    vocab_size=2048, hidden_size=256, num_layers=2, num_heads=8, num_kv_heads=4,
+    num_experts=16, num_experts_per_tok=4, moe_intermediate_size=128, intermediate_size=512,
+)  # fmt: skip
+SETTINGS = (
+    "scale=paper", "engine.slots=4", "engine.window_tok=2048", "engine.prefill_chunks=256",
+    "engine.kv_buckets=", "batch.pack.row_tok=8192", "batch.pack.train_tok=2048",
+    "model.micro_rows=2", "serving_mesh.expert=2", "serving_mesh.tensor=2",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    present = importlib.util.find_spec("libtpu") is not None
+    require(present, "libtpu is not installed: pip install -e '.[test]' brings it")
+
+
+def check(folder: Path, *arguments: str, topology: str = "v5e:2x4") -> Any:
+    (folder / "config.json").write_text(json.dumps(hf_config.to_hf(SMALL)))
+    settings = (*SETTINGS, f"model.path={folder}")
+    return subprocess.run(
+        [
+            sys.executable, "launch/compile_check.py", "--experiment=experiments/mix_grpo.py",
+            f"--topology={topology}", *(f"--override={s}" for s in settings), *arguments,
+        ],
+        cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+        timeout=1500, check=False,
+    )  # fmt: skip
+
+
+def test_apply_and_decode_compile_and_are_counted(tmp_path: Path) -> None:
+    done = check(tmp_path, "--mesh=2,4", "--programs=apply,decode")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["mesh"] == {"fsdp": 2, "x": 4} and found["chips"] == 8
+    assert found["programs"]["apply"]["flops"] == 0  # arithmetic, no products
+    decode = found["programs"]["decode"]
+    # Four tokens: a chip's head is a quarter of the vocabulary, its heads half.
+    head = 2 * 4 * SMALL.hidden_size * SMALL.vocab_size // 4
+    assert head < decode["flops"] < 20 * head
+    assert decode["received_bytes"].keys() <= {"all-gather", "all-reduce"}
+    serving = found["resident_bytes"]["serving"]
+    assert serving["serving copy, keys and values, working space"] == decode["peak_bytes"]
+    assert [g["ok"] for g in found["goals"] if g["name"].startswith("serving")] == [True]
+    assert "GiB  bf16[" in done.stdout  # its buffers, by name
+
+
+@pytest.mark.slow
+def test_a_training_step_compiles_and_is_near_its_ideal(tmp_path: Path) -> None:
+    done = check(tmp_path, "--mesh=2,4", "--programs=old_logprobs,accumulate")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name in ("old_logprobs", "accumulate"):
+        program = found["programs"][name]
+        assert 1.0 <= program["flops"] / program["ideal_flops"] < 1.6
+    assert "live" in done.stdout and "estimate, not measured" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "topology", "said"),
+    [
+        (("--mesh=2,4", "--programs=fly"), "v5e:2x4", "expected some of old_logprobs"),
+        (("--mesh=4,4",), "v5e:2x4", "the 8 devices there are"),
+        (("--mesh=8",), "v5e:2x4", "expected FSDP,X"),
+        (("--mesh=2,4",), "v9:2x4", "expected CHIP:SHAPE"),
+        (("--mesh=2,4",), "v5e:3x5", "knows no such topology"),
+        (("--mesh=0,1",), "v5e:2x4", "give --mesh"),
+    ],
+)
+def test_wrong_requests_say_what_was_expected(
+    tmp_path: Path, arguments: tuple[str, ...], topology: str, said: str
+) -> None:
+    done = check(tmp_path, *arguments, topology=topology)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert said in done.stderr + done.stdout

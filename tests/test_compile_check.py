@@ -75,6 +75,22 @@ def test_a_training_step_compiles_and_is_near_its_ideal(tmp_path: Path) -> None:
     assert "live" in done.stdout and "estimate, not measured" in done.stdout
 
 
+@pytest.mark.slow
+def test_the_paper_model_trains_and_serves_on_a_v5p_64() -> None:
+    """All 48 layers of Qwen3-30B-A3B, every program; minutes on two cores."""
+    done = subprocess.run(
+        [
+            sys.executable, "launch/compile_check.py", "--experiment=experiments/mix_grpo.py",
+            "--override=scale=paper", "--topology=v5p:4x4x4",
+        ],
+        cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+        timeout=3000, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert all(goal["ok"] for goal in found["goals"]), found["goals"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "topology", "said"),
     [

@@ -21,6 +21,7 @@ from clawgym_jax.batch.from_episodes import BatchConfig
 from clawgym_jax.core.errors import ClawgymError, ConfigError
 from clawgym_jax.core.interfaces import Harness, Sampler, Task, WeightSink
 from clawgym_jax.core.types import Episode, SamplingParams
+from clawgym_jax.model.parallel import Parallel
 from clawgym_jax.rollout.episode import Instance
 from clawgym_jax.rollout.group import plan_each, plan_step
 from clawgym_jax.train.checkpoint import Checkpoints
@@ -87,6 +88,7 @@ class Parts:
     cold_optimizer: Any
     optimizer: Any
     base_params: Any
+    parallel: Parallel | None  # the training mesh, where the parameters lie
     demo_tasks: Sequence[Task]
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
@@ -142,7 +144,7 @@ class Loop:
         state, cursor = self._start()
         if cursor["stage"] == "cold":
             state = self._cold_start(state, cursor["done"])
-            state = init_state(state.params, self._parts.optimizer)
+            state = init_state(state.params, self._parts.optimizer, self._parts.parallel)
             self._save(state, "train", 0)
             cursor = {"stage": "train", "done": 0}
         self._publish(state.params, COLD_VERSION + cursor["done"])
@@ -165,7 +167,7 @@ class Loop:
         latest = self._checkpoints.latest()
         stage = "train" if latest is not None and latest >= self._cold.updates else "cold"
         optimizer = self._parts.cold_optimizer if stage == "cold" else self._parts.optimizer
-        state = init_state(self._parts.base_params, optimizer)
+        state = init_state(self._parts.base_params, optimizer, self._parts.parallel)
         if latest is None:
             return state, {"stage": "cold", "done": 0}
         state, cursor = self._checkpoints.restore(state)

@@ -20,7 +20,9 @@ def devices_of(topology: str) -> Sequence[Any]:
     """The devices of "v5p:4x4x4", "v6e:8x8", "v5e:16x16", ... in the topology's own order."""
     chip_of(topology)
     if importlib.util.find_spec("libtpu") is None:
-        raise ConfigError("the TPU compiler is not installed: pip install -e '.[tpu]' (make test does)")
+        raise ConfigError(
+            "the TPU compiler is not installed: pip install -e '.[tpu]' (make test does)"
+        )
     # No metadata server to ask, and another process may hold the library's lock.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from clawgym_jax.compiled.dump import compile_and_read
+from clawgym_jax.compiled.findings import CompileError, examine
 from clawgym_jax.compiled.flops import count_flops
 from clawgym_jax.compiled.memory import largest_buffers
 from clawgym_jax.compiled.topology import devices_of
@@ -66,6 +67,18 @@ def test_batched_products_are_counted_once(topology: str, tmp_path: Path) -> Non
 
     _, module = compile_and_read(jax.jit(program), shapes, tmp_path)
     assert count_flops(module).total == 2 * 16 * 256 * 128 * 384
+
+
+def test_what_does_not_fit_is_a_clear_error(tmp_path: Path) -> None:
+    mesh = Mesh(np.array(devices_of("v5e:2x4"))[:1], ("x",))
+    wide = 70_000  # twice 9.8 GB of bfloat16, on a chip of 16
+
+    def program(a: jax.Array) -> jax.Array:
+        return jnp.sort(a, axis=0) @ jnp.sort(a, axis=1)
+
+    lowered = jax.jit(program).lower(_shape((wide, wide), mesh))
+    with pytest.raises(CompileError, match=r"big does not compile: .* exceeds .*remat"):
+        examine("big", lowered, 1, tmp_path, {})
 
 
 def _shape(dims: tuple[int, ...], mesh: Mesh, *axes: str | None) -> Any:

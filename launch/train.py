@@ -10,7 +10,6 @@ keeps everything; the same command goes on from there.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,9 +56,7 @@ def main(argv: list[str]) -> int:
 def save_model(assembly: Assembly, params: Any) -> None:
     """The final policy as a Hugging Face folder, tokenizer and all."""
     folder = assembly.folder.path / "model"
-    hf_weights.write(folder, assembly.model, params)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(assembly.model_path / name, folder / name)
+    hf_weights.write(folder, assembly.model, params, like=assembly.model_path)
 
 
 def result(progress: dict[str, Any]) -> dict[str, Any]:

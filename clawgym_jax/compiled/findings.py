@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from clawgym_jax.compiled.dump import program_text
+from clawgym_jax.compiled.dump import compile_and_read
 from clawgym_jax.compiled.flops import count_flops
-from clawgym_jax.compiled.hlo import HloError, parse
+from clawgym_jax.compiled.hlo import HloError
 from clawgym_jax.compiled.memory import Buffer, Peak, largest_buffers, peak_of
 from clawgym_jax.compiled.traffic import Transfer, bytes_by_kind, transfers
-from clawgym_jax.core.errors import ClawgymError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +41,6 @@ class Findings:
         return sum(flops for source, flops in self.by_source.items() if part in source)
 
 
-class CompileError(ClawgymError):
-    """The compiler refused a program: most often it does not fit."""
-
-
-def _first_sentence(text: str) -> str:
-    return text.partition("HLO module:")[0].partition("\n")[0].strip().rstrip(".")
-
-
 def examine(
     name: str,
     lowered: Any,
@@ -60,20 +49,13 @@ def examine(
     shares: Mapping[str, float],
     bounds: Mapping[str, int] | None = None,
 ) -> Findings:
-    """Compiles a `jax.stages.Lowered` with its dump in the empty folder `dump`."""
-    dump.mkdir(parents=True, exist_ok=True)
-    if any(dump.iterdir()):
-        raise HloError(f"expected an empty folder to dump to, got {dump}: name a new one")
+    """Compiles a `jax.stages.Lowered` with its dump in the new or empty folder `dump`.
+
+    compile_s in the result includes reading what was dumped.
+    """
     start_s = time.perf_counter()
-    try:
-        compiled = lowered.compile(compiler_options={"xla_dump_to": str(dump)})
-    except jax.errors.JaxRuntimeError as error:
-        raise CompileError(
-            f"{name} does not compile: {_first_sentence(str(error))}. Where memory is short: a "
-            "mesh of more chips, model.remat=attention or layers, fewer slots, a smaller window"
-        ) from error
+    compiled, module = compile_and_read(name, lowered, dump)
     compile_s = time.perf_counter() - start_s
-    module = parse(program_text(dump))
     counted = count_flops(module, shares, bounds)
     if counted.uncounted:
         raise HloError(

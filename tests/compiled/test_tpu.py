@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from clawgym_jax.compiled.dump import compile_and_read
-from clawgym_jax.compiled.findings import CompileError, examine
+from clawgym_jax.compiled.dump import CompileError, compile_and_read
+from clawgym_jax.compiled.findings import examine
 from clawgym_jax.compiled.flops import count_flops
 from clawgym_jax.compiled.memory import largest_buffers
 from clawgym_jax.compiled.topology import devices_of
@@ -47,7 +47,8 @@ def test_products_loops_and_collectives_of_a_sharded_program(topology: str, tmp_
         _shape((layers, width, width), mesh, None, None, "model"),
         _shape((tokens, width), mesh, "data", None),
     ]
-    _, module = compile_and_read(jax.jit(program), shapes, tmp_path)
+    lowered = jax.jit(program).lower(*shapes)
+    _, module = compile_and_read("program", lowered, tmp_path)
     whole = layers * 2 * tokens * width * width
     assert count_flops(module).total == whole // 8
     found = transfers(module, devices=8)
@@ -65,7 +66,8 @@ def test_batched_products_are_counted_once(topology: str, tmp_path: Path) -> Non
     def program(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.einsum("bij,bjk->bik", a, b)
 
-    _, module = compile_and_read(jax.jit(program), shapes, tmp_path)
+    lowered = jax.jit(program).lower(*shapes)
+    _, module = compile_and_read("program", lowered, tmp_path)
     assert count_flops(module).total == 2 * 16 * 256 * 128 * 384
 
 

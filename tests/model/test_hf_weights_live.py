@@ -10,7 +10,8 @@ from clawgym_jax.model import hf_weights
 from clawgym_jax.model.config import Yarn
 from tests.model import hf_cases
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+# Needs torch and transformers, which CI does not install: its fixtures are made with them instead.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(autouse=True)

@@ -65,6 +65,7 @@ def test_apply_and_decode_compile_and_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_training_step_compiles_and_is_near_its_ideal(tmp_path: Path) -> None:
     done = check(tmp_path, "--mesh=2,4", "--programs=old_logprobs,accumulate")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -76,6 +77,7 @@ def test_a_training_step_compiles_and_is_near_its_ideal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_paper_model_trains_and_serves_on_a_v5p_64() -> None:
     """All 48 layers of Qwen3-30B-A3B, every program; minutes on two cores."""
     done = subprocess.run(

@@ -58,6 +58,20 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class McpServer:
+    """A task's extra tools: a Model Context Protocol server that speaks over its standard streams.
+
+    It is started by the harness, inside the sandbox, with the working folder and rights of every
+    other program there.
+    """
+
+    name: str  # letters, digits and "_": harnesses make tool names out of it
+    argv: Sequence[str]  # {home} and {workspace} in it are replaced by the paths inside
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)  # path relative to HOME -> content
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """How to start a harness program in a sandbox. Everything is explicit; nothing is inherited."""
 
@@ -75,6 +89,7 @@ class RequestView:
     first_user: str
     last_user: str
     tools: tuple[str, ...]  # tool names
+    model: str = ""  # as asked for
 
 
 class Harness(Protocol):
@@ -93,7 +108,19 @@ class Harness(Protocol):
         """The sandbox image it needs; "" = any."""
         ...
 
-    def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
+    @property
+    def mcp(self) -> bool:
+        """Whether it can be given MCP servers."""
+        ...
+
+    def launch(
+        self,
+        endpoint: Endpoint,
+        instruction: str,
+        workspace: str,
+        home: str,
+        servers: Sequence[McpServer] = (),
+    ) -> LaunchPlan:
         """`workspace` and `home` are paths as seen inside the sandbox."""
         ...
 
@@ -181,6 +208,11 @@ class Task(Protocol):
     @property
     def mount(self) -> str:
         """Where the workspace should appear inside the sandbox."""
+        ...
+
+    @property
+    def servers(self) -> Sequence[McpServer]:
+        """Tools that the task brings along, started inside the sandbox."""
         ...
 
     def fill(self, workspace_host: Path) -> None:

@@ -8,9 +8,10 @@ Invariant: nothing leaves the sandbox but requests to the endpoint (no telemetry
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, RequestView
+from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, McpServer, RequestView
 from clawgym_jax.core.types import Role
 from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
 
@@ -36,8 +37,16 @@ class ClaudeCode:
     max_retries: int = 10
     tools: tuple[str, ...] = ()  # the built-in tools it may use (--tools); () = all of them
     system_prompt: str = ""  # in place of its own (--system-prompt); "" = its own
+    mcp: bool = True
 
-    def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
+    def launch(
+        self,
+        endpoint: Endpoint,
+        instruction: str,
+        workspace: str,
+        home: str,
+        servers: Sequence[McpServer] = (),
+    ) -> LaunchPlan:
         env = {
             "PATH": "/opt/harness/node_modules/.bin:/usr/local/bin:/usr/bin:/bin",
             "HOME": home,

@@ -8,9 +8,10 @@ Invariant: nothing leaves the sandbox but requests to the endpoint (PI_OFFLINE, 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, RequestView
+from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, McpServer, RequestView
 from clawgym_jax.core.types import Role
 from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
 
@@ -25,8 +26,16 @@ class Pi:
     name: str = "pi"
     protocol: str = "openai-chat"
     image: str = "pi"
+    mcp: bool = False
 
-    def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
+    def launch(
+        self,
+        endpoint: Endpoint,
+        instruction: str,
+        workspace: str,
+        home: str,
+        servers: Sequence[McpServer] = (),
+    ) -> LaunchPlan:
         model = {
             "id": endpoint.model,
             "name": endpoint.model,

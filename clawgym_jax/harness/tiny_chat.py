@@ -7,9 +7,10 @@ Invariant: the launch plan depends only on its arguments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, RequestView
+from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, McpServer, RequestView
 from clawgym_jax.core.types import Role
 from clawgym_jax.harness.roles import role_of
 from clawgym_jax.harness.tiny_plan import Settings, tiny_plan
@@ -25,8 +26,16 @@ class TinyChat:
     max_turns: int = 12
     attempts: int = 5  # requests sent for one call before giving up
     timeout_s: float = 600.0  # without a byte from the model
+    mcp: bool = False
 
-    def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
+    def launch(
+        self,
+        endpoint: Endpoint,
+        instruction: str,
+        workspace: str,
+        home: str,
+        servers: Sequence[McpServer] = (),
+    ) -> LaunchPlan:
         settings: Settings = {
             "base_url": endpoint.base_url + "/v1",
             "max_turns": self.max_turns,

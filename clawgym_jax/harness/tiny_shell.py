@@ -6,9 +6,10 @@ Invariant: the launch plan depends only on its arguments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, RequestView
+from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, McpServer, RequestView
 from clawgym_jax.core.types import Role
 from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
 from clawgym_jax.harness.tiny_plan import Settings, tiny_plan
@@ -29,8 +30,16 @@ class TinyShell:
     command_timeout_s: float = 10.0
     compact_at_tok: int = 0  # context use that makes it summarise; 0: never
     agents: bool = False  # offers the tool that asks a sub-agent
+    mcp: bool = False
 
-    def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
+    def launch(
+        self,
+        endpoint: Endpoint,
+        instruction: str,
+        workspace: str,
+        home: str,
+        servers: Sequence[McpServer] = (),
+    ) -> LaunchPlan:
         settings: Settings = {
             "base_url": endpoint.base_url,
             "max_turns": self.max_turns,

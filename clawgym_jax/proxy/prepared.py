@@ -33,6 +33,7 @@ def view_of(request: Request) -> RequestView:
         first_user=request.user_text(last=False),
         last_user=request.user_text(last=True),
         tools=request.tool_names,
+        model=request.model,
     )
 
 

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.interfaces import (
     Endpoint,
     ExecResult,
@@ -129,7 +130,14 @@ async def _run_program(
         endpoint, base_url=endpoint.base_url.replace(site.proxy.origin, sandbox.base_url, 1)
     )
     task = instance.task
-    plan = instance.harness.launch(inside, task.instruction, sandbox.workspace, sandbox.home)
+    if task.servers and not instance.harness.mcp:
+        raise ConfigError(
+            f"task {task.task_id} brings MCP servers {[s.name for s in task.servers]}, and "
+            f"{instance.harness.name} speaks no MCP: pair it with a harness that does"
+        )
+    plan = instance.harness.launch(
+        inside, task.instruction, sandbox.workspace, sandbox.home, task.servers
+    )
     _write_home(sandbox.home_host, plan)
     failed = site.proxy.failure_event(instance.episode_id)
     return await sandbox.run(plan.argv, plan.env, site.limits.episode_s, stop=failed)

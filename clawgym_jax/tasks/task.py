@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from clawgym_jax.core.errors import TaskError
-from clawgym_jax.core.interfaces import SandboxFactory
+from clawgym_jax.core.interfaces import McpServer, SandboxFactory
 from clawgym_jax.core.types import Grade
 from clawgym_jax.tasks import grading
 
@@ -42,6 +42,7 @@ class FolderTask:
     folders: tuple[str, ...] = ()  # empty folders of the initial workspace
     metadata: Mapping[str, Any] = field(default_factory=dict)
     score: grading.Scoring = field(default_factory=grading.Scoring)
+    servers: tuple[McpServer, ...] = ()  # extra tools, started inside the sandbox
 
     def fill(self, workspace_host: Path) -> None:
         for name in self.folders:

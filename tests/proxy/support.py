@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, RequestView
+from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, McpServer, RequestView
 from clawgym_jax.core.log import RecordLog
 from clawgym_jax.core.types import Completion, Finish, Role, SamplingParams, Stop
 from clawgym_jax.harness.roles import role_of
@@ -48,8 +48,16 @@ class AnyHarness:
     name = "any"
     protocol = "any"
     image = ""
+    mcp = False
 
-    def launch(self, endpoint: Endpoint, instruction: str, workspace: str, home: str) -> LaunchPlan:
+    def launch(
+        self,
+        endpoint: Endpoint,
+        instruction: str,
+        workspace: str,
+        home: str,
+        servers: Sequence[McpServer] = (),
+    ) -> LaunchPlan:
         raise NotImplementedError("these tests speak to the proxy themselves")
 
     def chain(self, view: RequestView) -> str:

@@ -66,7 +66,7 @@ class McpServer:
     """
 
     name: str  # letters, digits and "_": harnesses make tool names out of it
-    argv: Sequence[str]  # {home} and {workspace} in it are replaced by the paths inside
+    argv: Sequence[str]  # {home} and {workspace} in it and in env become the paths inside
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)  # path relative to HOME -> content
 

@@ -9,13 +9,14 @@ Invariant: an image has its tag only after its smoke command ran in it.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,12 @@ def _prepare(recipe: Recipe, base: str, context: Path, say: Say) -> list[str]:
         _debian_root(context / "root.tar", say)
         return ["FROM scratch", "ADD root.tar /", path, rooms]
     lines = [f"FROM {recipes.tag(recipe.parent, base)}"]
-    _npm_install(recipe.npm, context / "harness", recipe.name, say)
-    lines.append(f"COPY harness/node_modules {recipes.HARNESS_DIR}/node_modules")
+    node = f"node/node_modules/{recipes.NODE.rpartition('@')[0]}/bin"
     if recipe.node:
         _npm_install([recipes.NODE], context / "node", recipe.name, say)
-        package = recipes.NODE.rpartition("@")[0]
-        lines.append(f"COPY node/node_modules/{package}/bin/node {recipes.NODE_DIR}/node")
+        lines.append(f"COPY {node}/node {recipes.NODE_DIR}/node")
+    _npm_install(recipe.npm, context / "harness", recipe.name, say, context / node)
+    lines.append(f"COPY harness/node_modules {recipes.HARNESS_DIR}/node_modules")
     return lines
 
 
@@ -132,21 +133,28 @@ def _busybox_root(target: Path) -> None:
                     tar.addfile(link)
 
 
-def _npm_install(packages: Sequence[str], prefix: Path, name: str, say: Say) -> None:
+def _npm_install(
+    packages: Sequence[str], prefix: Path, name: str, say: Say, node: Path | None = None
+) -> None:
+    """`node`: a folder with the node to install with; npm takes what fits the node it runs on."""
     if shutil.which("npm") is None:
         raise SandboxError(f"image {name} needs npm to fetch {', '.join(packages)}: install npm")
     prefix.mkdir()
     quiet = ["--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]
     command = ["npm", "install", "--prefix", str(prefix), "--omit=dev", *quiet, *packages]
-    _run(command, f"{name}: installing {', '.join(packages)}", say)
+    path = os.environ.get("PATH", os.defpath)
+    env = {**os.environ, "PATH": f"{node}{os.pathsep}{path}"} if node and node.exists() else None
+    _run(command, f"{name}: installing {', '.join(packages)}", say, env)
 
 
-def _run(command: Sequence[str], what: str, say: Say) -> None:
+def _run(command: Sequence[str], what: str, say: Say, env: Mapping[str, str] | None = None) -> None:
     """Runs a long command with a sign of life every HEARTBEAT_S; its output shows on failure."""
     say(what)
     started_s = time.monotonic()
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
+        )
         try:
             while True:
                 try:

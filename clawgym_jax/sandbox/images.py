@@ -1,8 +1,8 @@
 """Builds the sandbox images of `recipes.py`, with no image registry unless you name a base.
 
 Debian's root comes from its package mirror (mmdebstrap), busybox from this machine, harnesses
-from npm, all on the host; the build itself has no network. With `base` ("debian:bookworm-slim",
-...) the root is pulled instead and its packages are installed in the build.
+from npm and PyPI, all on the host; the build itself has no network. With `base`
+("debian:bookworm-slim", ...) the root is pulled instead and its packages installed in the build.
 Not here: what goes into an image (`recipes.py`).
 Invariant: an image has its tag only after its smoke command ran in it.
 """
@@ -27,6 +27,7 @@ from clawgym_jax.sandbox.recipes import Recipe
 Say = Callable[[str], None]
 HEARTBEAT_S = 15.0
 BUILDING = "building"  # the tag of an image that has not passed its smoke command
+WHEEL_PLATFORMS = ("manylinux_2_34", "manylinux_2_28", "manylinux2014")  # Debian's glibc: 2.36
 EXCLUDED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/info/*")
 ROOMS = (
     "RUN mkdir -p {points} && chmod 755 /root /root/.openclaw && "
@@ -96,8 +97,13 @@ def _prepare(recipe: Recipe, base: str, context: Path, say: Say) -> list[str]:
     if recipe.node:
         _npm_install([recipes.NODE], context / "node", recipe.name, say)
         lines.append(f"COPY {node}/node {recipes.NODE_DIR}/node")
-    _npm_install(recipe.npm, context / "harness", recipe.name, say, context / node)
-    lines.append(f"COPY harness/node_modules {recipes.HARNESS_DIR}/node_modules")
+    if recipe.npm:
+        _npm_install(recipe.npm, context / "harness", recipe.name, say, context / node)
+        lines.append(f"COPY harness/node_modules {recipes.HARNESS_DIR}/node_modules")
+    if recipe.pypi:
+        _pip_install(recipe.pypi, context / "python", recipe.name, say)
+        lines.append(f"COPY python {recipes.PYTHON_DIR}")
+        lines.append(f"RUN python3 -m compileall -q -x /tests?/ {recipes.PYTHON_DIR} || true")
     return lines
 
 
@@ -145,6 +151,16 @@ def _npm_install(
     path = os.environ.get("PATH", os.defpath)
     env = {**os.environ, "PATH": f"{node}{os.pathsep}{path}"} if node and node.exists() else None
     _run(command, f"{name}: installing {', '.join(packages)}", say, env)
+
+
+def _pip_install(packages: Sequence[str], target: Path, name: str, say: Say) -> None:
+    """Wheels for the image's Python, whatever Python runs here; nothing is built or started."""
+    pip = [sys.executable, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    fitting = ["--only-binary=:all:", "--implementation=cp", f"--python-version={recipes.PYTHON}"]
+    fitting += [f"--platform={platform}_x86_64" for platform in WHEEL_PLATFORMS]
+    command = [*pip, "--no-compile", *fitting, f"--target={target}", *packages]
+    _run(command, f"{name}: installing {', '.join(packages)}", say)
+    shutil.rmtree(target / "bin", ignore_errors=True)  # scripts that name this machine's Python
 
 
 def _run(command: Sequence[str], what: str, say: Say, env: Mapping[str, str] | None = None) -> None:

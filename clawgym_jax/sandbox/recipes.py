@@ -2,7 +2,7 @@
 
     tiny         a static busybox, 2 MB: for tests of the life cycle
     base         Debian with python3, git, certificates, ps: agents written in Python or shell
-    pi, claude-code, openclaw, codex    base plus a harness at a pinned version
+    pi, claude-code, ...    base plus a harness at a pinned version, from npm or PyPI
 
 Not here: building (`images.py`) and running (`docker.py`).
 Invariant: a tag names content: the same recipe gives the same tag on every machine.
@@ -28,7 +28,12 @@ PI = "@mariozechner/pi-coding-agent@0.73.1"
 CLAUDE_CODE = "@anthropic-ai/claude-code@2.1.332"
 OPENCLAW = "openclaw@2026.9.6"  # needs node >= 24.16; npm on an older node installs a placeholder
 CODEX = "@openai/codex@0.171.0"
+QWEN_CODE = "@qwen-code/qwen-code@0.24.4"  # needs node >= 22
+OPENCODE = "opencode-ai@1.18.33"
+MINI_SWE = "mini-swe-agent==2.4.6"
 HARNESS_DIR = "/opt/harness"  # node_modules of a harness image; its programs are in .bin
+PYTHON_DIR = f"{HARNESS_DIR}/python"  # packages of a harness image, for PYTHONPATH
+PYTHON = "3.11"  # Debian's, which PyPI's wheels must fit
 NODE_DIR = "/opt/node/bin"
 PATH = f"{HARNESS_DIR}/node_modules/.bin:{NODE_DIR}:/usr/local/bin:/usr/bin:/bin"
 MOUNT_POINTS = ("/workspace", "/root/.openclaw/workspace", "/home/agent", "/run/proxy",
@@ -37,11 +42,12 @@ MOUNT_POINTS = ("/workspace", "/root/.openclaw/workspace", "/home/agent", "/run/
 
 @dataclass(frozen=True)
 class Recipe:
-    """One image. `npm` are exact package@version; `node` puts the node binary in as well."""
+    """One image. `npm` and `pypi` are exact versions; `node` puts the node binary in as well."""
 
     name: str
     parent: str = ""
     npm: tuple[str, ...] = ()
+    pypi: tuple[str, ...] = ()
     node: bool = False
     smoke: tuple[str, ...] = ()  # a command that must succeed in the finished image
 
@@ -55,6 +61,14 @@ RECIPES = {
         Recipe("claude-code", "base", npm=(CLAUDE_CODE,), smoke=("claude", "--version")),
         Recipe("openclaw", "base", npm=(OPENCLAW,), node=True, smoke=("openclaw", "--version")),
         Recipe("codex", "base", npm=(CODEX,), node=True, smoke=("codex", "--version")),
+        Recipe("qwen-code", "base", npm=(QWEN_CODE,), node=True, smoke=("qwen", "--version")),
+        Recipe("opencode", "base", npm=(OPENCODE,), smoke=("opencode", "--version")),
+        Recipe(
+            "mini-swe-agent",
+            "base",
+            pypi=(MINI_SWE,),
+            smoke=("env", f"PYTHONPATH={PYTHON_DIR}", "python3", "-m", "minisweagent", "--help"),
+        ),
     )
 }
 
@@ -81,4 +95,6 @@ def _digest(found: Recipe, base: str) -> str:
         "debian": [DEBIAN, *BASE_PACKAGES] if found.name == "base" else "",
         "mounts": MOUNT_POINTS,
     }
+    if found.pypi:
+        parts["pypi"] = [PYTHON, *found.pypi]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -8,15 +8,18 @@ Invariant: nothing leaves the sandbox but requests to the endpoint (no telemetry
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, McpServer, RequestView
 from clawgym_jax.core.types import Role
+from clawgym_jax.harness.mcp import place
 from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
 
 VERSION = "2.1.332"
 AGENT_HEADER = "x-claude-code-agent-id"
+MCP_FILE = ".claude/servers.json"
 OFF = (
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
     "DISABLE_AUTOUPDATER",
@@ -71,7 +74,14 @@ class ClaudeCode:
             flags += ["--tools", ",".join(self.tools)]
         if self.system_prompt:
             flags += ["--system-prompt", self.system_prompt]
-        return LaunchPlan(argv=["claude", "-p", instruction, *flags], env=env)
+        files: dict[str, bytes] = {}
+        if servers:
+            placed = place(servers, workspace, home)
+            # alwaysLoad: connected before the first call, and not hidden behind ToolSearch.
+            told = {name: {**s, "alwaysLoad": True} for name, s in placed.as_settings().items()}
+            files = {MCP_FILE: json.dumps({"mcpServers": told}).encode(), **placed.files}
+            flags += ["--mcp-config", f"{home}/{MCP_FILE}", "--strict-mcp-config"]
+        return LaunchPlan(argv=["claude", "-p", instruction, *flags], env=env, files=files)
 
     def chain(self, view: RequestView) -> str:
         return view.headers.get(AGENT_HEADER, MAIN_CHAIN)

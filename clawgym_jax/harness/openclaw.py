@@ -1,0 +1,103 @@
+"""OpenClaw 2026.9.6 (npm openclaw): any of the three protocols, always streaming, slow to start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, McpServer, RequestView
+from clawgym_jax.core.types import Role
+from clawgym_jax.harness.mcp import place
+from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
+
+VERSION = "2026.9.6"
+PROVIDER = "proxy"
+Api = Literal["openai-responses", "openai-completions", "anthropic-messages"]
+PROTOCOLS = {
+    "openai-responses": "openai-responses",
+    "openai-completions": "openai-chat",
+    "anthropic-messages": "anthropic",
+}
+
+
+@dataclass(frozen=True)
+class OpenClaw:
+    """Adapter of `openclaw agent exec` in the image openclaw."""
+
+    name: str = "openclaw"
+    image: str = "openclaw"
+    api: Api = "openai-completions"
+    lean: bool = True  # fewer tools and a shorter system prompt
+    denied: tuple[str, ...] = ()  # tools that it may not use
+    mcp: bool = True
+
+    @property
+    def protocol(self) -> str:
+        return PROTOCOLS[self.api]
+
+    def launch(
+        self,
+        endpoint: Endpoint,
+        instruction: str,
+        workspace: str,
+        home: str,
+        servers: Sequence[McpServer] = (),
+    ) -> LaunchPlan:
+        placed = place(servers, workspace, home)
+        config = self._config(endpoint, workspace)
+        if self.denied:
+            config["tools"] = {"deny": [*self.denied]}
+        if servers:
+            config["mcp"] = {"servers": placed.as_settings()}
+        where = f"{home}/.openclaw/openclaw.json"
+        flags = ["--local-model-lean"] if self.lean else []
+        return LaunchPlan(
+            argv=[
+                *("openclaw", "agent", "exec", "--config", where, "--cwd", workspace),
+                *("--model", f"{PROVIDER}/{endpoint.model}", "--json", "--code-mode", "direct"),
+                *("--no-auth-env-only", *flags, "--", instruction),
+            ],
+            env={
+                "PATH": "/opt/harness/node_modules/.bin:/opt/node/bin:/usr/local/bin:/usr/bin:/bin",
+                "HOME": home,
+                "LANG": "C.UTF-8",
+            },
+            files={".openclaw/openclaw.json": json.dumps(config).encode(), **placed.files},
+        )
+
+    def _config(self, endpoint: Endpoint, workspace: str) -> dict[str, Any]:
+        model = {
+            "id": endpoint.model,
+            "name": endpoint.model,
+            "reasoning": False,
+            "input": ["text"],
+            "contextWindow": endpoint.window_tok,
+            "maxTokens": endpoint.max_tok,
+            "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        }
+        version = "" if self.api == "anthropic-messages" else "/v1"
+        provider = {
+            "baseUrl": endpoint.base_url + version,
+            "api": self.api,
+            "apiKey": endpoint.key,
+            "models": [model],
+        }
+        return {
+            "models": {"mode": "replace", "providers": {PROVIDER: provider}},
+            "agents": {
+                "defaults": {
+                    "model": {"primary": f"{PROVIDER}/{endpoint.model}", "fallbacks": []},
+                    "workspace": workspace,
+                    "skipBootstrap": True,
+                }
+            },
+            "update": {"checkOnStart": False},
+        }
+
+    def chain(self, view: RequestView) -> str:
+        return MAIN_CHAIN
+
+    def role(self, view: RequestView) -> Role:
+        return role_of(view)

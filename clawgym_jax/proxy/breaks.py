@@ -8,6 +8,8 @@ when it is the first of the main chain.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from clawgym_jax.core.types import CallRecord, Role
@@ -16,14 +18,23 @@ from clawgym_jax.proxy.splice import Prompt
 _NEW_ROOT = {Role.SUBAGENT: "sub-agent", Role.TITLE: "title", Role.COMPACTION: "compaction"}
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The newest recorded call of a chain."""
+
+    call_id: str
+    role: Role
+    ids: np.ndarray  # i32[P + C]: its prompt and completion
+
+
 def name_breaks(
-    prompt: Prompt, role: Role, last: CallRecord | None, ordinal: int, attempt: int
+    prompt: Prompt, role: Role, last: Earlier | None, ordinal: int, attempt: int
 ) -> tuple[str, ...]:
-    """last: the newest recorded call of the same chain. attempt > 0: sampled before."""
+    """last: the call before this one in its chain. attempt > 0: sampled before."""
     if last is None:
         root = _NEW_ROOT.get(role)
         names = (root,) if root and ordinal else ()
-    elif extends(prompt.ids, last):
+    elif _starts_with(prompt.ids, last.ids):
         names = ()
     elif attempt:
         names = ("retry",)
@@ -40,10 +51,8 @@ def name_breaks(
 
 def extends(prompt_ids: np.ndarray, call: CallRecord) -> bool:
     """The prompt starts with the call's prompt and completion."""
-    seen = call.prompt_tok
-    end = seen + call.completion_tok
-    return (
-        prompt_ids.size >= end
-        and bool(np.array_equal(prompt_ids[:seen], call.prompt_ids))
-        and bool(np.array_equal(prompt_ids[seen:end], call.completion.ids))
-    )
+    return _starts_with(prompt_ids, np.concatenate([call.prompt_ids, call.completion.ids]))
+
+
+def _starts_with(ids: np.ndarray, start: np.ndarray) -> bool:
+    return ids.size >= start.size and bool(np.array_equal(ids[: start.size], start))

@@ -28,7 +28,7 @@ import tokenizers
 
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.proxy.faults import invalid
-from clawgym_jax.proxy.rendering import Rendering, RenderingCache
+from clawgym_jax.proxy.rendering import Rendering, RenderingCache, Stretch
 from clawgym_jax.proxy.template_form import (
     arguments_text,
     compile_template,
@@ -42,11 +42,12 @@ from clawgym_jax.proxy.turns import ToolCall, Turn
 Tools = Sequence[Mapping[str, Any]]
 _MARKS = tuple(chr(c) for c in range(0xFDD0, 0xFDF0))  # noncharacters: never in real text
 _ANCHOR = "anchor0turn"
-_CACHE_CHARS = 1 << 25
+_LONG_CHARS = 4096
+_CACHE_TOK = 1 << 24  # 64 MiB of ids
 
 
 class ChatCodec:
-    """Encodes and decodes for one model. Not thread-safe."""
+    """Encodes and decodes for one model. Only `cache` is not for every thread."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class ChatCodec:
         ends = (self.end_of_turn_id, *others)
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
         self.vocab_size = self._plain.get_vocab_size() + len(self._added)
-        self._cache = RenderingCache(_CACHE_CHARS)
+        self.cache = RenderingCache(_CACHE_TOK)
         self.opens_thinking = self._self_check().rstrip().endswith("<think>")
 
     @classmethod
@@ -104,7 +105,7 @@ class ChatCodec:
 
     def encode_text(self, text: str) -> np.ndarray:
         """i32[N]: text as content, in which no added token is recognised."""
-        return np.asarray(self._plain.encode(text, add_special_tokens=False).ids, np.int32)
+        return np.asarray(self._encode(text), np.int32)
 
     def encode_rendered(self, text: str, mark: str = "") -> np.ndarray:
         """i32[N]: text as the template writes it, in which added tokens are tokens."""
@@ -114,8 +115,14 @@ class ChatCodec:
                 ids.append(self._added[piece])
             elif piece:
                 mended = piece.replace(mark, "") if mark else piece
-                ids.extend(self._plain.encode(mended, add_special_tokens=False).ids)
+                ids.extend(self._encode(mended))
         return np.asarray(ids, np.int32)
+
+    def _encode(self, text: str) -> list[int]:
+        """In a batch of one: only then does the tokenizer let other threads run meanwhile."""
+        if len(text) < _LONG_CHARS:
+            return self._plain.encode(text, add_special_tokens=False).ids
+        return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Text of ids, added tokens included."""
@@ -147,15 +154,13 @@ class ChatCodec:
         turns = [item if isinstance(item, Turn) else turn_of(item) for item in messages]
         return self._rendering(turns, tools, generate, from_start=True).ids
 
-    def head(self, turns: Sequence[Turn], tools: Tools) -> Rendering:
-        """The start of a conversation up to the first sampled turn, generation prompt included."""
-        key = ("head", json.dumps(tools), tuple(turns))
-        return self._cache.get(key, lambda: self._rendering(turns, tools, True, True))
+    def render(self, stretch: Stretch) -> Rendering:
+        """A stretch with the generation prompt behind it; from any thread.
 
-    def segment(self, turns: Sequence[Turn]) -> Rendering:
-        """What follows a closed sampled turn up to the next one, generation prompt included."""
-        key = ("segment", "", tuple(turns))
-        return self._cache.get(key, lambda: self._rendering(turns, (), True, False))
+        The first of a conversation starts with the tools; a later one follows a closed sampled
+        turn, and its cost does not depend on what came before.
+        """
+        return self._rendering(stretch.turns, stretch.tools, True, stretch.first)
 
     def template_text(
         self, messages: Sequence[Mapping[str, Any]], tools: Tools = (), generate: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clawgym_jax.core.errors import ConfigError
-from clawgym_jax.proxy.splice import HistoryMode
+from clawgym_jax.proxy.matching import HistoryMode
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,10 @@ class EpisodeApp:
         body = _json_of(await _read(http, self._config.max_body_bytes))
         request = protocol.parse(body, dict(http.headers))
         if path.endswith("count_tokens"):
-            response = JSONResponse({"input_tokens": session.count_tokens(request)})
+            response = JSONResponse({"input_tokens": await session.count_tokens(request)})
             await response(http.scope, http.receive, client.send)
             return
-        flight = session.submit(session.prepare(request))
+        flight = session.submit(await session.prepare(request))
         submitted_s = time.perf_counter()
         try:
             async with client:

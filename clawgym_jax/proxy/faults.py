@@ -17,7 +17,9 @@ class FaultKind(enum.Enum):
     INVALID = 400
     AUTH = 401
     NOT_FOUND = 404
+    METHOD = 405
     TOO_LARGE = 413
+    ENCODING = 415
     OVERFLOW = -400  # 400 too, but protocols word it apart
     INTERNAL = 500
     OVERLOADED = 503
@@ -34,6 +36,13 @@ class RequestFault(ClawgymError):
         super().__init__(message)
         self.kind = kind
         self.message = message
+
+
+class EngineAway(RequestFault):
+    """The engine did not come back in the time that was set for hiding it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(FaultKind.OVERLOADED, message)
 
 
 class PromptOverflow(RequestFault):

@@ -51,7 +51,7 @@ def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
 
 
 def longest_shared(prompt: np.ndarray, earlier: Sequence[np.ndarray]) -> int:
-    """Longest prefix in common with any earlier prompt; the newest is usually the one."""
+    """Longest prefix in common with any earlier prompt: the slow twin of PromptStore.add."""
     best = 0
     for other in reversed(earlier):
         if other.size > best and prompt.size > best and other[best] == prompt[best]:
@@ -60,16 +60,15 @@ def longest_shared(prompt: np.ndarray, earlier: Sequence[np.ndarray]) -> int:
 
 
 def balance(
-    prompt: np.ndarray,
+    prompt_tok: int,
+    shared_tok: int,
     spans: Iterable[Span],
     encoded_pieces: Iterable[tuple[int, int]],
-    earlier: Sequence[np.ndarray],
 ) -> PromptLedger:
     """encoded_pieces: (start, length) of what was rendered."""
-    shared = longest_shared(prompt, earlier)
-    spliced = sum(_beyond(shared, span.start, span.length) for span in spans)
-    encoded = sum(_beyond(shared, start, length) for start, length in encoded_pieces)
-    ledger = PromptLedger(int(prompt.size), shared, spliced, encoded)
+    spliced = sum(_beyond(shared_tok, span.start, span.length) for span in spans)
+    encoded = sum(_beyond(shared_tok, start, length) for start, length in encoded_pieces)
+    ledger = PromptLedger(prompt_tok, shared_tok, spliced, encoded)
     ledger.require_balance("prompt")
     return ledger
 

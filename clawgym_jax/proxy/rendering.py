@@ -1,16 +1,49 @@
-"""Stretches of rendered text with their ids, and a memory for recent ones.
+"""Stretches of rendered text with their ids, and two memories for them.
 
-Episodes of a group start with the same long text: it is rendered and encoded once.
-Invariant: cached ids are read-only, so that no prompt can change another one's.
+Environment text is encoded once: an episode keeps the ids of every stretch of its own history, so
+that a call costs its new text only, however long the history is; a memory for all episodes keeps
+recent stretches, since the episodes of a group start with the same long text.
+Not here: how text becomes ids (chat_template.py).
+Invariant: kept ids are read-only, so that no prompt can change another one's.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgpack
 import numpy as np
+
+from clawgym_jax.proxy.turns import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Turns between two sampled turns; the first one of a conversation begins with the tools."""
+
+    turns: tuple[Turn, ...]
+    tools: Sequence[Mapping[str, Any]] = ()
+    tools_text: str = ""  # the same as JSON
+    first: bool = True
+
+    @property
+    def chars(self) -> int:
+        return len(self.tools_text) + sum(len(t.text) + len(t.thinking) for t in self.turns)
+
+    def key(self) -> bytes:
+        """Equal for stretches that are rendered alike."""
+        turns = [
+            [t.role, t.text, t.thinking, [[c.name, c.arguments] for c in t.calls]]
+            for t in self.turns
+        ]
+        packed: bytes = msgpack.packb(
+            [self.first, self.tools_text, turns], unicode_errors="surrogatepass"
+        )
+        return hashlib.blake2b(packed, digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +55,64 @@ class Rendering:
     dropped_thinking: bool = False  # the template leaves a turn's reasoning out
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is remembered of a rendering."""
+
+    ids: np.ndarray  # i32[N], read-only
+    dropped_thinking: bool
+
+
+Render = Callable[[Stretch], Rendering]
+
+
 class RenderingCache:
-    """Recent renderings: the episodes of a group start with the same text."""
+    """Recent renderings of all episodes, up to a number of tokens."""
 
-    def __init__(self, budget_chars: int) -> None:
-        self._budget_chars = budget_chars
-        self._used_chars = 0
-        self._entries: OrderedDict[Hashable, Rendering] = OrderedDict()
+    def __init__(self, budget_tok: int) -> None:
+        self._budget_tok = budget_tok
+        self._used_tok = 0
+        self._entries: OrderedDict[bytes, Kept] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Rendering]) -> Rendering:
+    def find(self, key: bytes) -> Kept | None:
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
-            return entry
-        entry = make()
-        entry.ids.setflags(write=False)
-        self._entries[key] = entry
-        self._used_chars += len(entry.text)
-        while self._used_chars > self._budget_chars and len(self._entries) > 1:
-            _, old = self._entries.popitem(last=False)
-            self._used_chars -= len(old.text)
         return entry
+
+    def put(self, key: bytes, kept: Kept) -> None:
+        if key in self._entries:
+            return
+        self._entries[key] = kept
+        self._used_tok += int(kept.ids.size)
+        while self._used_tok > self._budget_tok and len(self._entries) > 1:
+            _, old = self._entries.popitem(last=False)
+            self._used_tok -= int(old.ids.size)
+
+
+class Renderings:
+    """The stretches of one episode's history; behind them, those of all episodes."""
+
+    def __init__(self, shared: RenderingCache) -> None:
+        self._shared = shared
+        self._own: dict[bytes, Kept] = {}
+
+    def get(self, stretch: Stretch, render: Render) -> Kept:
+        key = stretch.key()
+        found = self.find(key)
+        return found if found is not None else self.keep(key, render(stretch))
+
+    def find(self, key: bytes) -> Kept | None:
+        found = self._own.get(key)
+        if found is None:
+            found = self._shared.find(key)
+            if found is not None:
+                self._own[key] = found
+        return found
+
+    def keep(self, key: bytes, rendering: Rendering) -> Kept:
+        rendering.ids.setflags(write=False)
+        kept = Kept(rendering.ids, rendering.dropped_thinking)
+        self._own[key] = kept
+        self._shared.put(key, kept)
+        return kept

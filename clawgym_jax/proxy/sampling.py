@@ -17,7 +17,7 @@ import numpy as np
 from clawgym_jax.core.errors import EngineRestarted, LogprobError, NoWeights, Overloaded
 from clawgym_jax.core.interfaces import Sampler
 from clawgym_jax.core.types import Completion, SamplingParams, Stop
-from clawgym_jax.proxy.faults import FaultKind, RequestFault
+from clawgym_jax.proxy.faults import EngineAway
 
 TRANSIENT = (EngineRestarted, NoWeights, Overloaded)
 _LONGEST_PAUSE_S = 1.0
@@ -42,8 +42,7 @@ async def sample_patiently(
         except TRANSIENT as error:
             on_transient(type(error).__name__)
             if give_up() or time.monotonic() + pause_s > deadline_s:
-                raise RequestFault(
-                    FaultKind.OVERLOADED,
+                raise EngineAway(
                     f"expected an engine within {wait_s:g} s, got {type(error).__name__}: "
                     f"{error}; look at the engine's log or raise engine_wait_s",
                 ) from error

@@ -47,6 +47,7 @@ class ProxyServer:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._socket_path: Path | None = None
+        self._long_work = asyncio.Lock()
 
     # ---- life ---------------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ class ProxyServer:
         """Makes a prefix and a key. Call it on the server's event loop."""
         if spec.episode_id in self._sessions:
             raise ConfigError(f"episode {spec.episode_id!r} is open already; ids are used once")
-        session = Session(spec, self.codec, self._log, self._run_id, self.config)
+        session = Session(spec, self.codec, self._log, self._run_id, self.config, self._long_work)
         self._sessions[spec.episode_id] = session
         return Endpoint(
             base_url=f"{self.origin}/e/{spec.episode_id}",

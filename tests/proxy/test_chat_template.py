@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.proxy import ChatCodec
 from clawgym_jax.proxy.faults import RequestFault
+from clawgym_jax.proxy.rendering import Stretch
 from clawgym_jax.proxy.splice import KnownTurn, SampledTurns, compose
 from clawgym_jax.proxy.tool_calls import parse_completion
 from clawgym_jax.proxy.turns import Turn
@@ -167,7 +168,7 @@ def test_qwen3_special_tokens() -> None:
 
 def test_qwen3_tool_results_share_a_user_turn() -> None:
     turns = [Turn("tool", "one"), Turn("tool", "two")]
-    assert qwen3_codec().segment(turns).text == (
+    assert qwen3_codec().render(later(turns)).text == (
         "\n<|im_start|>user\n<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n"
         "</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
@@ -177,6 +178,11 @@ def test_thinking_that_the_template_leaves_out_is_a_named_cause() -> None:
     turns = [Turn("user", "u"), Turn("assistant", "v", thinking="deep"), Turn("user", "w")]
     prompt = compose(qwen3_codec(), SampledTurns(), turns, [])
     assert prompt.causes == ("foreign turn", "thinking left out by the template")
+
+
+def later(turns: list[Turn]) -> Stretch:
+    """Turns that follow a sampled one."""
+    return Stretch(tuple(turns), first=False)
 
 
 def codec_with(template: str) -> ChatCodec:
@@ -194,10 +200,10 @@ CHATML = (
 
 def test_a_role_that_the_template_drops_fails_loudly() -> None:
     complete = CHATML.replace("ROLES", "['user', 'assistant', 'system', 'tool']")
-    assert "obey" in codec_with(complete).segment([Turn("system", "obey")]).text
+    assert "obey" in codec_with(complete).render(later([Turn("system", "obey")])).text
     silent = CHATML.replace("ROLES", "['user', 'assistant', 'tool'] or loop.first")
     with pytest.raises(RequestFault, match="missing in the rendering"):
-        codec_with(silent).segment([Turn("system", "obey")])
+        codec_with(silent).render(later([Turn("system", "obey")]))
 
 
 def test_a_template_that_depends_on_what_came_before_is_refused() -> None:

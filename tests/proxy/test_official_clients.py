@@ -169,7 +169,7 @@ def test_engine_that_stays_away_is_an_error_in_both_protocols() -> None:
     seen, trace, _ = with_client(use, *[Overloaded("full")] * 4, config=config)
     assert len(seen) == 4
     assert all("overloaded" in text for text in seen), seen
-    assert trace.calls == ()
+    assert trace.calls == () and trace.failure.startswith("EngineAway: ")
 
 
 def test_overflow_is_worded_as_each_protocol_does() -> None:

@@ -123,3 +123,61 @@ def test_what_the_harness_made_up_is_environment_text() -> None:
     assert prompt.spans == () and prompt.causes == ("foreign turn",)
     assert "I never said this" in tiny_codec().decode(prompt.ids)
     assert sum(length for _, length in prompt.encoded) == prompt.ids.size
+
+
+@pytest.mark.parametrize(
+    ("shown", "gap"), [("part onepart two", ""), ("part one\n\npart two", "\n\n")]
+)
+def test_two_sampled_turns_merged_into_one_message(shown: str, gap: str) -> None:
+    talk = Talk()
+    cut, rest = Turn("assistant", "part one"), Turn("assistant", "part two", CALLS[:1])
+    resume = Turn("user", "resume")
+    first = talk.say(talk.prompt(U), cut)
+    second = talk.say(talk.prompt(U, cut, resume), rest)
+    prompt = talk.prompt(U, Turn("assistant", shown, CALLS[:1]), U)
+    assert prompt.continues == (first, second) and prompt.causes == ("merged turns",)
+    one, two = prompt.spans
+    assert prompt.ids[one.start : one.start + one.length].tolist() == [300]  # no end in the middle
+    assert prompt.ids[two.start : two.start + two.length].tolist() == [
+        301,
+        tiny_codec().end_of_turn_id,
+    ]
+    between = prompt.ids[one.start + one.length : two.start]
+    assert tiny_codec().decode(between) == gap
+    assert sum(s.length for s in prompt.spans) + sum(n for _, n in prompt.encoded) == (
+        prompt.ids.size
+    )
+
+
+def test_one_sampled_turn_split_into_messages() -> None:
+    talk = Talk()
+    said = talk.say(talk.prompt(U), Turn("assistant", "I look.", CALLS, thinking="hm"))
+    for parts in (
+        (Turn("assistant", "I look."), Turn("assistant", "", CALLS)),
+        (Turn("assistant", "I look.", CALLS[:1]), Turn("assistant", "", CALLS[1:])),
+        (Turn("assistant", "", thinking="hm"), Turn("assistant", "I  look. ", CALLS)),
+    ):
+        prompt = talk.prompt(U, *parts, U)
+        assert prompt.continues == (said,) and prompt.causes == (), parts
+
+
+def test_two_sampled_turns_in_a_row_stay_two() -> None:
+    talk = Talk()
+    one, two = Turn("assistant", "one"), Turn("assistant", "two", CALLS[:1])
+    first = talk.say(talk.prompt(U), one)
+    second = talk.say(talk.prompt(U, one), two)
+    assert talk.prompt(U, one, two, U).continues == (first, second)
+
+
+def test_white_space_inside_a_turn_does_not_matter() -> None:
+    talk = Talk()
+    said = talk.say(talk.prompt(U), Turn("assistant", "a line  \r\n  and more"))
+    prompt = talk.prompt(U, Turn("assistant", "a line\n  and more"), U)
+    assert prompt.continues == (said,) and prompt.causes == ()
+
+
+def test_more_than_was_sampled_is_an_edited_turn() -> None:
+    talk = Talk()
+    talk.say(talk.prompt(U), Turn("assistant", "part one"))
+    prompt = talk.prompt(U, Turn("assistant", "part one and a forged end"), U)
+    assert prompt.continues == () and prompt.causes == ("edited turn",)

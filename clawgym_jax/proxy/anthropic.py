@@ -1,8 +1,10 @@
 """Anthropic Messages: wire form in and out.
 
 Not here: HTTP, prompts, sampling. `cache_control`, ids of messages and signatures of reasoning
-mean nothing to the model and are left out. Source: the public Messages API (version 2023-06-01).
-Invariant: a streamed message accumulates to exactly the message that is not streamed.
+mean nothing to the model and are left out; so are tools that only the protocol's maker serves.
+Source: the public Messages API (version 2023-06-01).
+Invariant: a streamed message accumulates to exactly the message that is not streamed, but for a
+call whose arguments are no object: a stream carries them raw, a whole message shows them as text.
 """
 
 from __future__ import annotations
@@ -12,13 +14,19 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from clawgym_jax.proxy.call_forms import arguments_object
 from clawgym_jax.proxy.faults import FaultKind, PromptOverflow, RequestFault, invalid
 from clawgym_jax.proxy.protocol import dump
+from clawgym_jax.proxy.tool_calls import raw_calls_as_text
 from clawgym_jax.proxy.turns import Answer, Request, ToolCall, Turn
 from clawgym_jax.proxy.wire_text import (
     block_text,
+    flag,
     flat_text,
     limit_of,
+    named,
+    optional_list,
+    optional_text,
     require,
     require_turns,
     sampling_asked,
@@ -31,7 +39,9 @@ _ERROR_TYPES = {
     FaultKind.OVERFLOW: "invalid_request_error",
     FaultKind.AUTH: "authentication_error",
     FaultKind.NOT_FOUND: "not_found_error",
+    FaultKind.METHOD: "invalid_request_error",
     FaultKind.TOO_LARGE: "request_too_large",
+    FaultKind.ENCODING: "invalid_request_error",
     FaultKind.INTERNAL: "api_error",
     FaultKind.OVERLOADED: "overloaded_error",
 }
@@ -59,29 +69,34 @@ class AnthropicMessages:
         for message in require(body, "messages", list, "a list of messages"):
             turns += _turns_of(message)
         thinking = body.get("thinking")
+        tools = [named(tool, "a tool") for tool in optional_list(body, "tools")]
+        served = [tool for tool in tools if tool.get("type") in (None, "custom")]
+        left_out = [str(tool["type"]) for tool in tools if tool not in served]
         return Request(
             protocol=self.name,
-            model=str(body.get("model", "")),
+            model=optional_text(body, "model"),
             turns=require_turns(turns),
-            tools=tuple(_tool(tool) for tool in body.get("tools") or ()),
+            tools=tuple(map(_tool, served)),
             max_tok=limit_of(body, "max_tokens"),
             stop_strings=strings_of(body.get("stop_sequences"), "stop_sequences"),
-            stream=bool(body.get("stream")),
+            stream=flag(body, "stream"),
             include_usage=True,
             show_thinking=isinstance(thinking, Mapping) and thinking.get("type") != "disabled",
-            requested=sampling_asked(body),
+            requested=sampling_asked(body, left_out),
             headers=headers,
         )
 
     # ---- out ----------------------------------------------------------------------------------
 
     def message(self, request: Request, answer: Answer) -> dict[str, Any]:
+        turn = raw_calls_as_text(answer.turn)
+        finish = "stop" if answer.finish == "tool" and not turn.calls else answer.finish
         return {
             **_shell(request, answer.call_id),
-            "content": _blocks(request, answer),
-            "stop_reason": _STOP_REASONS[answer.finish],
-            "stop_sequence": answer.stop_string if answer.finish == "stop_string" else None,
-            "usage": _usage(answer.prompt_tok, answer.completion_tok),
+            "content": _blocks(request, answer.call_id, turn),
+            "stop_reason": _STOP_REASONS[finish],
+            "stop_sequence": answer.stop_string if finish == "stop_string" else None,
+            "usage": _usage(answer.prompt_tok, answer.cached_tok, answer.completion_tok),
         }
 
     def stream_start(self, request: Request, call_id: str, prompt_tok: int) -> bytes:
@@ -90,23 +105,24 @@ class AnthropicMessages:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(prompt_tok, 0),
+            "usage": _usage(prompt_tok, 0, 0),
         }
         return _event("message_start", message=message) + self.keepalive
 
     def stream_events(self, request: Request, answer: Answer) -> Iterator[bytes]:
-        for index, block in enumerate(_blocks(request, answer)):
+        for index, block in enumerate(_blocks(request, answer.call_id, answer.turn)):
             start, deltas = _as_deltas(block)
             yield _event("content_block_start", index=index, content_block=start)
             for delta in deltas:
                 yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
-        message = self.message(request, answer)
-        ending = {key: message[key] for key in ("stop_reason", "stop_sequence")}
-        yield _event("message_delta", delta=ending, usage=message["usage"])
+        stopped_at = answer.stop_string if answer.finish == "stop_string" else None
+        ending = {"stop_reason": _STOP_REASONS[answer.finish], "stop_sequence": stopped_at}
+        usage = _usage(answer.prompt_tok, answer.cached_tok, answer.completion_tok)
+        yield _event("message_delta", delta=ending, usage=usage)
         yield _event("message_stop")
 
-    def stream_error(self, fault: RequestFault) -> bytes:
+    def stream_error(self, request: Request, call_id: str, fault: RequestFault) -> bytes:
         return b"event: error\ndata: " + dump(self.error(fault)) + b"\n\n"
 
     def error(self, fault: RequestFault) -> dict[str, Any]:
@@ -114,6 +130,9 @@ class AnthropicMessages:
         if isinstance(fault, PromptOverflow):
             message = f"prompt is too long: {fault.prompt_tok} tokens > {fault.window_tok} maximum"
         return {"type": "error", "error": {"type": _ERROR_TYPES[fault.kind], "message": message}}
+
+    def count(self, prompt_tok: int) -> dict[str, Any]:
+        return {"input_tokens": prompt_tok}
 
 
 def _system_text(system: Any) -> str:
@@ -132,7 +151,8 @@ def _turns_of(message: Any) -> list[Turn]:
     if role == "assistant":
         return [_assistant(content)]
     if role in ("system", "developer"):
-        return [Turn("system", flat_text(content))]
+        text = without_billing([flat_text(content)])
+        return [Turn("system", text)] if text else []
     if isinstance(content, str):
         return [Turn("user", content)]
     return _user(require(message, "content", list, "a string or a list of blocks"))
@@ -181,7 +201,8 @@ def _assistant(content: Any) -> Turn:
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind == "tool_use":
             arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
-            calls.append(ToolCall(str(block.get("id", "")), str(block.get("name", "")), arguments))
+            name = named(block, "a tool_use block")["name"]
+            calls.append(ToolCall(str(block.get("id", "")), name, arguments))
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking", "")))
         elif kind != "redacted_thinking":
@@ -189,14 +210,14 @@ def _assistant(content: Any) -> Turn:
     return Turn("assistant", "\n".join(texts), tuple(calls), "", "\n".join(thoughts))
 
 
-def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
-        raise invalid("a tool with a name and an input_schema", tool)
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool["name"]}
-    if tool.get("description"):
-        function["description"] = tool["description"]
-    function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}
+    if description := optional_text(tool, "description"):
+        function["description"] = description
+    schema = tool.get("input_schema") or {"type": "object", "properties": {}}
+    if not isinstance(schema, Mapping):
+        raise invalid('"input_schema" to be an object', schema)
+    return {"type": "function", "function": {**function, "parameters": schema}}
 
 
 def _shell(request: Request, call_id: str) -> dict[str, Any]:
@@ -208,17 +229,18 @@ def _shell(request: Request, call_id: str) -> dict[str, Any]:
     }
 
 
-def _blocks(request: Request, answer: Answer) -> list[dict[str, Any]]:
-    turn = answer.turn
+def _blocks(request: Request, call_id: str, turn: Turn) -> list[dict[str, Any]]:
+    """A raw call has its arguments as text, which only a stream can carry."""
     blocks: list[dict[str, Any]] = []
     if turn.thinking and request.show_thinking:
-        signature = "sig" + _digest(answer.call_id + "/thinking")
+        signature = "sig" + _digest(call_id + "/thinking")
         blocks.append({"type": "thinking", "thinking": turn.thinking, "signature": signature})
     if turn.text:
         blocks.append({"type": "text", "text": turn.text})
     for call in turn.calls:
-        arguments = json.loads(call.arguments)
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+        value = arguments_object(call.arguments)
+        given = call.arguments if value is None else value
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
     return blocks
 
 
@@ -227,7 +249,8 @@ def _as_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "tool_use":
-        partial = json.dumps(block["input"], ensure_ascii=False)
+        given = block["input"]
+        partial = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": partial}]
     return {**block, "thinking": "", "signature": ""}, [
         {"type": "thinking_delta", "thinking": block["thinking"]},
@@ -235,11 +258,12 @@ def _as_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
     ]
 
 
-def _usage(prompt_tok: int, completion_tok: int) -> dict[str, int]:
+def _usage(prompt_tok: int, cached_tok: int, completion_tok: int) -> dict[str, int]:
+    """A prompt's length is input_tokens and cache_read_input_tokens together."""
     return {
-        "input_tokens": prompt_tok,
+        "input_tokens": prompt_tok - cached_tok,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached_tok,
         "output_tokens": completion_tok,
     }
 

@@ -1,7 +1,7 @@
-"""Everything under one episode's URL prefix: keys, bodies, protocols, probes.
+"""Everything under one episode's URL prefix: keys, paths, protocols, refusals.
 
-Not here: sockets and the life of the server (server.py), prompts (session.py). A further protocol
-is one more entry in `_PROTOCOLS`.
+Not here: sockets and the life of the server (server.py), bodies (bodies.py), prompts (session.py).
+A further protocol is one more entry in `_PROTOCOLS`.
 Invariant: every refusal has the shape of the protocol that was spoken.
 """
 
@@ -9,30 +9,44 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from clawgym_jax.proxy.anthropic import AnthropicMessages
+from clawgym_jax.proxy.bodies import read_json
 from clawgym_jax.proxy.config import ProxyConfig
 from clawgym_jax.proxy.faults import FaultKind, RequestFault, invalid
 from clawgym_jax.proxy.openai_chat import OpenAIChat
-from clawgym_jax.proxy.protocol import WireProtocol
+from clawgym_jax.proxy.openai_responses import OpenAIResponses
+from clawgym_jax.proxy.prepared import Prepared
+from clawgym_jax.proxy.probes import OPEN_PATHS, answer_probe, is_known
+from clawgym_jax.proxy.protocol import WireProtocol, dump
 from clawgym_jax.proxy.session import Session
 from clawgym_jax.proxy.streaming import Client, answer_stream, answer_whole
 
+_ANTHROPIC, _CHAT, _RESPONSES = AnthropicMessages(), OpenAIChat(), OpenAIResponses()
 _PROTOCOLS: Mapping[str, WireProtocol] = {
-    "messages": AnthropicMessages(),
-    "messages/count_tokens": AnthropicMessages(),
-    "chat/completions": OpenAIChat(),
+    "messages": _ANTHROPIC,
+    "messages/count_tokens": _ANTHROPIC,
+    "chat/completions": _CHAT,
+    "responses": _RESPONSES,
+    "responses/input_tokens": _RESPONSES,
 }
-MODEL = "policy"
+_COUNTS = ("messages/count_tokens", "responses/input_tokens")
+_ODD_FORM = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+_ENDPOINTS = ", ".join(f"/v1/{name}" for name in _PROTOCOLS)
 
 
 class EpisodeApp:
@@ -43,47 +57,55 @@ class EpisodeApp:
         self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started_s = time.perf_counter()
         http = HttpRequest(scope, receive)
-        params = scope["path_params"]
-        path = params.get("path", "").strip("/").removeprefix("v1/")
-        spoken = _protocol_of(path, http)
         try:
-            session = self._session(params["episode"])
-            if scope["method"] in ("GET", "HEAD"):
-                response = _probe(path, session, http)
-                await response(scope, receive, send)
-                return
-            await self._post(http, path, session, Client(receive, send), started_s)
+            await self._serve(http, receive, send)
         except RequestFault as fault:
-            response = JSONResponse(spoken.error(fault), fault.kind.status)
-            await response(scope, receive, send)
+            await refuse(http, fault, receive, send)
         except ClientDisconnect:
             return  # gone before the request was complete: nothing was sampled
-        except Exception as error:  # a form nobody thought of: answered in the protocol's shape
-            refusal = invalid("a request in the protocol's form", type(error).__name__, str(error))
-            response = JSONResponse(spoken.error(refusal), refusal.kind.status)
+        except Exception as error:
+            ours = RequestFault(FaultKind.INTERNAL, f"{type(error).__name__}: {error}")
             with contextlib.suppress(RuntimeError):  # the answer may have begun
-                await response(scope, receive, send)
+                await refuse(http, ours, receive, send)
 
-    async def _post(
-        self, http: HttpRequest, path: str, session: Session, client: Client, started_s: float
-    ) -> None:
-        _require_key(http, session)
-        protocol = _PROTOCOLS.get(path)
-        if protocol is None or http.method != "POST":
-            raise RequestFault(
-                FaultKind.NOT_FOUND,
-                f"expected POST to one of {[f'/v1/{name}' for name in _PROTOCOLS]}, "
-                f"got {http.method} {http.url.path}",
-            )
-        body = _json_of(await _read(http, self._config.max_body_bytes))
-        request = protocol.parse(body, dict(http.headers))
-        if path.endswith("count_tokens"):
-            response = JSONResponse({"input_tokens": await session.count_tokens(request)})
-            await response(http.scope, http.receive, client.send)
+    async def _serve(self, http: HttpRequest, receive: Receive, send: Send) -> None:
+        started_s = time.perf_counter()
+        path = _path_of(http)
+        session = self._session(http.path_params["episode"])
+        looks = http.method in ("GET", "HEAD")
+        if not (looks and path in OPEN_PATHS):
+            _require_key(http, session)
+        if looks and is_known(path):
+            await _reply(answer_probe(path), http, receive, send)
             return
-        flight = session.submit(await session.prepare(request))
+        protocol = _PROTOCOLS.get(path)
+        if protocol is None:
+            raise RequestFault(
+                FaultKind.NOT_FOUND, f"expected POST to one of {_ENDPOINTS}, got {_asked(http)}"
+            )
+        if http.method != "POST":
+            raise RequestFault(FaultKind.METHOD, f"expected POST, got {_asked(http)}")
+        body = await read_json(http, self._config.max_body_bytes)
+        with _unforeseen_forms():
+            request = protocol.parse(body, dict(http.headers))
+            if path in _COUNTS:
+                prompt_tok = await session.count_tokens(request)
+                await _reply(protocol.count(prompt_tok), http, receive, send)
+                return
+            prepared = await session.prepare(request)
+        await self._answer(prepared, protocol, session, Client(receive, send), started_s)
+
+    async def _answer(
+        self,
+        prepared: Prepared,
+        protocol: WireProtocol,
+        session: Session,
+        client: Client,
+        started_s: float,
+    ) -> None:
+        flight = session.submit(prepared)
+        request = prepared.request
         submitted_s = time.perf_counter()
         try:
             async with client:
@@ -109,6 +131,48 @@ class EpisodeApp:
         return session
 
 
+async def refuse(http: HttpRequest, fault: RequestFault, receive: Receive, send: Send) -> None:
+    """An error in the words of the protocol that the request speaks."""
+    headers = {"allow": "POST"} if fault.kind is FaultKind.METHOD else {}
+    body = dump(_spoken(http).error(fault))
+    response = Response(body, fault.kind.status, headers, "application/json")
+    await response(http.scope, receive, send)
+
+
+async def _reply(body: object, http: HttpRequest, receive: Receive, send: Send) -> None:
+    response = Response(dump(body), media_type="application/json")
+    await response(http.scope, receive, send)
+
+
+def _path_of(http: HttpRequest) -> str:
+    """The path below the episode's prefix and /v1."""
+    path: str = http.path_params.get("path", "")
+    return path.strip("/").removeprefix("v1/")
+
+
+def _spoken(http: HttpRequest) -> WireProtocol:
+    """The protocol that a refusal is worded in."""
+    path = _path_of(http)
+    if path in _PROTOCOLS:
+        return _PROTOCOLS[path]
+    is_anthropic = "anthropic-version" in http.headers or "x-api-key" in http.headers
+    return _ANTHROPIC if is_anthropic else _CHAT
+
+
+def _asked(http: HttpRequest) -> str:
+    return f"{http.method[:20]} {http.url.path[:200]}"
+
+
+@contextlib.contextmanager
+def _unforeseen_forms() -> Iterator[None]:
+    """A form that nobody thought of: it is the request that does not fit."""
+    try:
+        yield
+    except _ODD_FORM as error:
+        kind = type(error).__name__
+        raise invalid("a request in the protocol's form", kind, str(error)[:200]) from error
+
+
 def _require_key(http: HttpRequest, session: Session) -> None:
     given = http.headers.get("x-api-key") or ""
     authorization = http.headers.get("authorization", "")
@@ -120,79 +184,3 @@ def _require_key(http: HttpRequest, session: Session) -> None:
             "expected this episode's key as 'Authorization: Bearer KEY' or 'x-api-key: KEY', "
             f"got {'another one' if given else 'none'}; prefix and key belong together",
         )
-
-
-async def _read(http: HttpRequest, limit_bytes: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in http.stream():
-        size += len(chunk)
-        if size > limit_bytes:
-            raise RequestFault(
-                FaultKind.TOO_LARGE,
-                f"expected a body of at most {limit_bytes} bytes, got more; raise max_body_bytes",
-            )
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-def _json_of(raw: bytes) -> Mapping[str, Any]:
-    try:
-        body = json.loads(raw.decode("utf-8"))
-        if not isinstance(body, dict):
-            raise invalid("a JSON object as body", body)
-        return dict(_without_lone_surrogates(body)) if b"\\ud" in raw.lower() else body
-    except (ValueError, RecursionError) as error:
-        raise invalid("a JSON object in UTF-8 as body", raw[:80], str(error)) from error
-
-
-def _without_lone_surrogates(value: Any) -> Any:
-    """Halves of surrogate pairs are no text: they become U+FFFD."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_without_lone_surrogates(k): _without_lone_surrogates(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_without_lone_surrogates(item) for item in value]
-    return value
-
-
-def _protocol_of(path: str, http: HttpRequest) -> WireProtocol:
-    """The protocol that a refusal is worded in."""
-    if path in _PROTOCOLS:
-        return _PROTOCOLS[path]
-    anthropic = "anthropic-version" in http.headers or "x-api-key" in http.headers
-    return _PROTOCOLS["messages" if anthropic else "chat/completions"]
-
-
-def _probe(path: str, session: Session, http: HttpRequest) -> Response:
-    """GET and HEAD: model lists, and whatever a harness looks at to see that we are there."""
-    if path == "models":
-        _require_key(http, session)
-        model = _model_card(MODEL)
-        return JSONResponse(
-            {
-                "object": "list",
-                "data": [model],
-                "has_more": False,
-                "first_id": MODEL,
-                "last_id": MODEL,
-            }
-        )
-    if path.startswith("models/"):
-        _require_key(http, session)
-        return JSONResponse(_model_card(path.removeprefix("models/")))
-    return JSONResponse({"ok": True})
-
-
-def _model_card(name: str) -> dict[str, Any]:
-    """Both protocols' fields: each client reads its own."""
-    return {
-        "id": name,
-        "object": "model",
-        "type": "model",
-        "display_name": name,
-        "created": 0,
-        "created_at": "1970-01-01T00:00:00Z",
-        "owned_by": "run",
-    }

@@ -12,13 +12,19 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from clawgym_jax.proxy.faults import FaultKind, PromptOverflow, RequestFault, invalid
+from clawgym_jax.proxy import freeform
+from clawgym_jax.proxy.faults import PromptOverflow, RequestFault, invalid
+from clawgym_jax.proxy.openai_errors import error_body
 from clawgym_jax.proxy.protocol import dump
 from clawgym_jax.proxy.tool_calls import split_thinking
-from clawgym_jax.proxy.turns import Answer, Request, ToolCall, Turn
+from clawgym_jax.proxy.turns import Answer, Request, ToolCall, ToolForm, Turn
 from clawgym_jax.proxy.wire_text import (
+    flag,
     flat_text,
     limit_of,
+    named,
+    optional_list,
+    optional_text,
     require,
     require_turns,
     sampling_asked,
@@ -26,15 +32,6 @@ from clawgym_jax.proxy.wire_text import (
     without_billing,
 )
 
-_ERRORS = {
-    FaultKind.INVALID: ("invalid_request_error", None),
-    FaultKind.OVERFLOW: ("invalid_request_error", "context_length_exceeded"),
-    FaultKind.AUTH: ("invalid_request_error", "invalid_api_key"),
-    FaultKind.NOT_FOUND: ("invalid_request_error", "not_found"),
-    FaultKind.TOO_LARGE: ("invalid_request_error", "request_too_large"),
-    FaultKind.INTERNAL: ("server_error", "internal_error"),
-    FaultKind.OVERLOADED: ("server_error", "overloaded"),
-}
 _FINISH = {"stop": "stop", "stop_string": "stop", "length": "length", "tool": "tool_calls"}
 _TEXT = ("text", "input_text", "output_text")
 
@@ -48,23 +45,26 @@ class OpenAIChat:
     # ---- in -----------------------------------------------------------------------------------
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Request:
-        if body.get("n", 1) != 1:
-            raise invalid('"n" to be 1', body["n"], "ask once for each completion")
-        if body.get("functions"):
-            raise invalid('"tools" instead of "functions"', "functions", "this form is retired")
+        _require_served(body)
         messages = require(body, "messages", list, "a list of messages")
+        tools = optional_list(body, "tools")
         options = body.get("stream_options") or {}
         return Request(
             protocol=self.name,
-            model=str(body.get("model", "")),
+            model=optional_text(body, "model"),
             turns=require_turns([turn for turn in map(_turn, messages) if turn is not None]),
-            tools=tuple(_tool(tool) for tool in body.get("tools") or ()),
+            tools=tuple(map(_tool, tools)),
             max_tok=limit_of(body, "max_completion_tokens", "max_tokens"),
             stop_strings=strings_of(body.get("stop"), "stop"),
-            stream=bool(body.get("stream")),
+            stream=flag(body, "stream"),
             include_usage=bool(isinstance(options, Mapping) and options.get("include_usage")),
             requested=sampling_asked(body),
             headers=headers,
+            tool_forms={
+                tool["custom"]["name"]: ToolForm(tool["custom"]["name"], freeform=True)
+                for tool in tools
+                if tool.get("type") == "custom"
+            },
         )
 
     # ---- out ----------------------------------------------------------------------------------
@@ -76,7 +76,9 @@ class OpenAIChat:
             message["reasoning_content"] = turn.thinking
         if turn.calls:
             message["content"] = turn.text or None
-            message["tool_calls"] = [_call(call) for call in turn.calls]
+            message["tool_calls"] = [
+                _call(call, call.name in request.tool_forms) for call in turn.calls
+            ]
         choice = {
             "index": 0,
             "message": message,
@@ -94,27 +96,24 @@ class OpenAIChat:
 
     def stream_events(self, request: Request, answer: Answer) -> Iterator[bytes]:
         message = self.message(request, answer)["choices"][0]["message"]
-        yield _chunk(request, answer, {"role": "assistant", "content": ""})
+        content = None if message["content"] is None else ""
+        yield _chunk(request, answer, {"role": "assistant", "content": content})
         for name in ("reasoning_content", "content"):
             if message.get(name):
                 yield _chunk(request, answer, {name: message[name]})
         for index, call in enumerate(message.get("tool_calls", ())):
-            start = {**call["function"], "arguments": ""}
-            opened = {"index": index, **call, "function": start}
-            yield _chunk(request, answer, {"tool_calls": [opened]})
-            rest = {"index": index, "function": {"arguments": call["function"]["arguments"]}}
-            yield _chunk(request, answer, {"tool_calls": [rest]})
+            for part in _call_parts(call):
+                yield _chunk(request, answer, {"tool_calls": [{"index": index, **part}]})
         yield _chunk(request, answer, {}, _FINISH[answer.finish])
         if request.include_usage:
             shell = _shell(request, answer, "chat.completion.chunk")
             yield _data({**shell, "choices": [], "usage": _usage(answer)})
         yield b"data: [DONE]\n\n"
 
-    def stream_error(self, fault: RequestFault) -> bytes:
+    def stream_error(self, request: Request, call_id: str, fault: RequestFault) -> bytes:
         return _data(self.error(fault))
 
     def error(self, fault: RequestFault) -> dict[str, Any]:
-        kind, code = _ERRORS[fault.kind]
         message = fault.message
         if isinstance(fault, PromptOverflow):
             message = (
@@ -122,7 +121,19 @@ class OpenAIChat:
                 f"your messages resulted in {fault.prompt_tok} tokens. Please reduce the length "
                 "of the messages."
             )
-        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        return error_body(fault, message)
+
+    def count(self, prompt_tok: int) -> dict[str, Any]:
+        return {"prompt_tokens": prompt_tok}
+
+
+def _require_served(body: Mapping[str, Any]) -> None:
+    if body.get("n") not in (None, 1):
+        raise invalid('"n" to be 1', body["n"], "ask once for each completion")
+    if body.get("functions"):
+        raise invalid('"tools" instead of "functions"', "functions", "this form is retired")
+    if body.get("modalities") not in (None, ["text"]):
+        raise invalid('"modalities" to be ["text"]', body["modalities"])
 
 
 def _turn(message: Any) -> Turn | None:
@@ -142,38 +153,55 @@ def _turn(message: Any) -> Turn | None:
 
 
 def _assistant(message: Mapping[str, Any], content: Any) -> Turn:
-    text = flat_text(content, (*_TEXT, "refusal"))
-    thinking = message.get("reasoning_content") or message.get("reasoning") or ""
+    text = flat_text(content, (*_TEXT, "refusal")) or optional_text(message, "refusal")
+    thinking = optional_text(message, "reasoning_content") or optional_text(message, "reasoning")
     if not thinking:
         thinking, text = split_thinking(text)
-    calls = message.get("tool_calls") or ()
     if message.get("function_call"):
         raise invalid('"tool_calls" instead of "function_call"', "function_call")
-    if not isinstance(calls, list | tuple):
-        raise invalid('"tool_calls" to be a list', calls)
-    return Turn("assistant", text, tuple(map(_tool_call, calls)), "", str(thinking))
+    calls = tuple(map(_tool_call, optional_list(message, "tool_calls")))
+    return Turn("assistant", text, calls, "", thinking)
 
 
 def _tool_call(call: Any) -> ToolCall:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise invalid('a tool call with "function": {"name", "arguments"}', call)
+    if not isinstance(call, Mapping):
+        raise invalid("a tool call", call)
+    call_id = str(call.get("id", ""))
+    if call.get("type") == "custom":
+        custom = named(call.get("custom"), "a custom tool call")
+        arguments = freeform.arguments_of(optional_text(custom, "input"))
+        return ToolCall(call_id, custom["name"], arguments)
+    function = named(call.get("function"), 'a tool call with a "function"')
     arguments = function.get("arguments", "{}")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(str(call.get("id", "")), function["name"], text)
+    return ToolCall(call_id, function["name"], text)
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise invalid('a tool of type "function" with a name', tool)
+    if not isinstance(tool, Mapping):
+        raise invalid("a tool", tool)
+    if tool.get("type") == "custom":
+        custom = named(tool.get("custom"), "a custom tool")
+        return freeform.function_of(custom, custom["name"])
+    function = named(tool.get("function"), 'a tool of type "function" or "custom"')
     kept = {key: function[key] for key in ("name", "description", "parameters") if key in function}
     return {"type": "function", "function": kept}
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall, is_custom: bool) -> dict[str, Any]:
+    if is_custom:
+        custom = {"name": call.name, "input": freeform.input_of(call.arguments)}
+        return {"id": call.id, "type": "custom", "custom": custom}
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def _call_parts(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A call as its start and the delta that fills it."""
+    kind = call["type"]
+    filled = "input" if kind == "custom" else "arguments"
+    yield {**call, kind: {**call[kind], filled: ""}}
+    yield {kind: {filled: call[kind][filled]}}
 
 
 def _shell(request: Request, answer: Answer, kind: str) -> dict[str, Any]:
@@ -199,6 +227,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
         "completion_tokens": answer.completion_tok,
         "total_tokens": answer.prompt_tok + answer.completion_tok,
         "prompt_tokens_details": {"cached_tokens": answer.cached_tok},
+        "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tok},
     }
 
 

@@ -33,8 +33,12 @@ class WireProtocol(Protocol):
         """The rest; the last item is the event that ends the message."""
         ...
 
-    def stream_error(self, fault: RequestFault) -> bytes:
-        """An error after the headers are out."""
+    def stream_error(self, request: Request, call_id: str, fault: RequestFault) -> bytes:
+        """What ends a stream that has begun and gets no answer."""
+        ...
+
+    def count(self, prompt_tok: int) -> dict[str, Any]:
+        """Body of an answer to a question for the length of a prompt."""
         ...
 
     def error(self, fault: RequestFault) -> dict[str, Any]:
@@ -43,5 +47,13 @@ class WireProtocol(Protocol):
 
 
 def dump(value: Any) -> bytes:
-    """Compact JSON in UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    """Compact JSON in UTF-8, on what every reader of lines takes for one line."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    for sign, escape in _LINE_ENDS.items():
+        if sign in text:
+            text = text.replace(sign, escape)
+    return text.encode("utf-8", "replace")
+
+
+# JSON escapes the ASCII ones; many readers of event streams split lines at these too.
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}

@@ -1,6 +1,7 @@
 """The HTTP server: one URL prefix and one key per episode.
 
-    /e/<episode>/v1/messages, /v1/messages/count_tokens, /v1/chat/completions, /v1/models
+    /e/<episode>/v1/messages, /v1/messages/count_tokens, /v1/chat/completions, /v1/responses,
+                /v1/models
     /health
 
 Not here: what is done with a request (episode_app.py).
@@ -21,6 +22,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.interfaces import Endpoint
@@ -28,7 +30,9 @@ from clawgym_jax.core.log import RecordLog
 from clawgym_jax.proxy.chat_template import ChatCodec
 from clawgym_jax.proxy.config import ProxyConfig
 from clawgym_jax.proxy.episode import EpisodeSpec, EpisodeTrace
-from clawgym_jax.proxy.episode_app import MODEL, EpisodeApp
+from clawgym_jax.proxy.episode_app import EpisodeApp, refuse
+from clawgym_jax.proxy.faults import FaultKind, RequestFault
+from clawgym_jax.proxy.probes import MODEL
 from clawgym_jax.proxy.session import Session
 
 
@@ -144,7 +148,20 @@ class ProxyServer:
             Route("/health", health, methods=["GET"]),
             Route("/e/{episode}", endpoint),
             Route("/e/{episode}/{path:path}", endpoint),
+            Route("/{path:path}", _Nowhere()),
         ]
+
+
+class _Nowhere:
+    """What is asked for outside of every prefix."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http = HttpRequest(scope, receive)
+        path = http.url.path[:200]
+        fault = RequestFault(
+            FaultKind.NOT_FOUND, f"expected /health or /e/EPISODE/v1/..., got {path}"
+        )
+        await refuse(http, fault, receive, send)
 
 
 class _Server(uvicorn.Server):

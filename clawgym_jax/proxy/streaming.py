@@ -101,7 +101,7 @@ async def answer_stream(
     try:
         answer = flight.task.result()
     except (RequestFault, asyncio.CancelledError) as error:
-        await client.write(protocol.stream_error(_fault(error)))
+        await client.write(protocol.stream_error(request, flight.call_id, _fault(error)))
     else:
         *events, last = protocol.stream_events(request, answer)
         await client.write(b"".join(events))

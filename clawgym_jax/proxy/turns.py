@@ -7,6 +7,7 @@ Invariant: every text that the wire form carries for the model is in some field 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -36,6 +37,15 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolForm:
+    """How a tool is named and called on the wire, where that is not how the model sees it."""
+
+    name: str
+    namespace: str = ""
+    freeform: bool = False  # called with plain text instead of a JSON object
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a harness asks for, whatever protocol it asked in."""
 
@@ -50,6 +60,13 @@ class Request:
     show_thinking: bool = True
     requested: Mapping[str, Any] = field(default_factory=dict)  # sampling fields as asked
     headers: Mapping[str, str] = field(default_factory=dict)  # lower-case names
+    tool_forms: Mapping[str, ToolForm] = field(default_factory=dict)  # by name as the model sees it
+    created_s: int = field(default_factory=lambda: int(time.time()), compare=False)
+
+    @property
+    def carries_raw_calls(self) -> bool:
+        """Whether a call whose arguments are no JSON object can be shown to the harness."""
+        return self.protocol != "anthropic" or self.stream
 
     @property
     def is_retry(self) -> bool:
@@ -81,5 +98,6 @@ class Answer:
     prompt_tok: int
     completion_tok: int
     cached_tok: int
+    reasoning_tok: int = 0  # of completion_tok
     malformed_calls: int = 0
     created_s: int = 0

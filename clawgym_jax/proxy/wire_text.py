@@ -1,4 +1,4 @@
-"""Small readers that both protocols need: text of contents, checked fields.
+"""Small readers that all protocols need: text of contents, checked fields.
 
 Invariant: content that is not text is an error, never skipped: what a message carries must reach
 the model or the request fails.
@@ -18,6 +18,7 @@ _SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_sequences", "max_tokens",
     "max_completion_tokens", "tool_choice", "parallel_tool_calls", "thinking", "reasoning_effort",
     "frequency_penalty", "presence_penalty", "logit_bias", "n", "response_format", "output_config",
+    "max_output_tokens", "reasoning", "text", "truncation", "verbosity",
 )  # fmt: skip
 
 
@@ -26,6 +27,38 @@ def require(body: Mapping[str, Any], name: str, kind: type, what: str) -> Any:
     if not isinstance(value, kind):
         raise invalid(f'"{name}" to be {what}', value)
     return value
+
+
+def optional_list(body: Mapping[str, Any], name: str) -> list[Any]:
+    value = body.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise invalid(f'"{name}" to be a list', value)
+    return value
+
+
+def optional_text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise invalid(f'"{name}" to be a string', value)
+    return value
+
+
+def flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise invalid(f'"{name}" to be true or false', value)
+
+
+def named(form: Any, what: str) -> Mapping[str, Any]:
+    """A form that has a name."""
+    if not isinstance(form, Mapping) or not isinstance(form.get("name"), str) or not form["name"]:
+        raise invalid(f"{what} with a name", form)
+    return form
 
 
 def flat_text(content: Any, kinds: Sequence[str] = ("text",)) -> str:
@@ -43,13 +76,13 @@ def block_text(block: Any, kinds: Sequence[str] = ("text",)) -> str:
     if isinstance(block, str):
         return block
     kind = block.get("type") if isinstance(block, Mapping) else None
-    if kind not in kinds or not isinstance(block.get("text"), str):
+    text = block.get("refusal" if kind == "refusal" else "text") if kind in kinds else None
+    if not isinstance(text, str):
         raise invalid(
             f"a block of type {' or '.join(kinds)} with text",
             kind if kind else block,
             "the model reads text only: leave out images, audio and files",
         )
-    text: str = block["text"]
     return text
 
 
@@ -87,9 +120,13 @@ def strings_of(value: Any, name: str) -> tuple[str, ...]:
     return tuple(item for item in values if item)
 
 
-def sampling_asked(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling fields as asked, in a form that a record can hold."""
-    return {name: _storable(body[name]) for name in _SAMPLING_FIELDS if name in body}
+def sampling_asked(body: Mapping[str, Any], left_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Sampling fields as asked, in a form that a record can hold.
+
+    left_out: kinds of tools that only the protocol's own maker can serve.
+    """
+    asked = {name: _storable(body[name]) for name in _SAMPLING_FIELDS if name in body}
+    return {**asked, "tools_left_out": list(left_out)} if left_out else asked
 
 
 def _storable(value: Any, depth: int = 0) -> Any:
@@ -107,5 +144,5 @@ def _storable(value: Any, depth: int = 0) -> Any:
 
 def require_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     if not any(turn.role != "system" for turn in turns):
-        raise invalid('at least one message in "messages" besides system text', [])
+        raise invalid("at least one message besides system text", "none")
     return tuple(turns)

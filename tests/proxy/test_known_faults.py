@@ -366,15 +366,17 @@ def test_seeds_depend_on_the_run_and_nothing_else() -> None:
     assert first == second and len(set(first)) == 2
 
 
-def test_malformed_calls_reach_the_harness_as_text() -> None:
+def test_malformed_calls_reach_the_harness_raw() -> None:
     text = '<tool_call>\n{"name": "look", "arguments": {"path": }}\n</tool_call>'
 
     async def run() -> None:
         async with stage(text, "x") as s:
             choice = (await s.chat([USER], tools=[LOOK])).json()["choices"][0]
-            assert choice["finish_reason"] == "stop"
-            assert choice["message"]["content"] == text
-            await s.chat([USER, choice["message"], USER], tools=[LOOK])
+            assert choice["finish_reason"] == "tool_calls"
+            (call,) = choice["message"]["tool_calls"]
+            assert call["function"] == {"name": "look", "arguments": '{"path": }'}
+            result = {"role": "tool", "tool_call_id": call["id"], "content": "no JSON"}
+            await s.chat([USER, choice["message"], result], tools=[LOOK])
             trace = await s.proxy.close_episode("ep")
             assert extends(trace.calls[1].prompt_ids, trace.calls[0])
             assert trace.causes == {"malformed tool call": 1}

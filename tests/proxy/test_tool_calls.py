@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym_jax.proxy.tool_calls import canonical_arguments, parse_completion, tool_call_id
+from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.proxy.tool_calls import (
+    PARSERS,
+    canonical_arguments,
+    parse_completion,
+    parser_named,
+    raw_calls_as_text,
+    tool_call_id,
+)
+from clawgym_jax.proxy.turns import Turn
 from tests.proxy.support import call_text
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -84,23 +93,42 @@ def test_parse_loses_nothing_of_any_text(pieces: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("block", "arguments"),
+    [
+        ('{"name": "look", "arguments": [1]}', "[1]"),
+        ('{"name": "look", "arguments": "{}"}', '"{}"'),
+        ('{"name": "look", "arguments": {"a": NaN}}', '{"a": NaN}'),
+        ('{"name": "look", "arguments": {"a": 1e999}}', '{"a": 1e999}'),
+        ('{"name": "look", "arguments": {"a": "\\ud800"}}', '{"a": "\\ud800"}'),
+        ('{"name": "look", "arguments": {}, "more": 1}', '{}, "more": 1'),
+        ('{"name": "look", "arguments": {"a": }}', '{"a": }'),
+        ('{"arguments": {"a": }, "name": "look"}', '{"a": }'),
+    ],
+)
+def test_a_broken_call_with_a_name_goes_out_raw(block: str, arguments: str) -> None:
+    for cut in (False, True):
+        parsed = parse_completion(f"say <tool_call>{block}</tool_call> more", "c", cut)
+        (call,) = parsed.turn.calls
+        assert (call.name, call.arguments, parsed.malformed) == ("look", arguments, 1)
+        assert parsed.turn.text == "say\nmore"
+    shown = raw_calls_as_text(parsed.turn)
+    assert shown.calls == () and arguments in shown.text and "say\nmore" in shown.text
+
+
+@pytest.mark.parametrize(
     "block",
     [
-        '{"name": "look", "arguments": [1]}',
-        '{"name": "look", "arguments": "{}"}',
         '{"name": "", "arguments": {}}',
         '{"name": 3, "arguments": {}}',
-        '{"name": "look", "arguments": {"a": NaN}}',
-        '{"name": "look", "arguments": {"a": 1e999}}',
-        '{"name": "look", "arguments": {"a": "\\ud800"}}',
-        '{"name": "look", "arguments": {}, "more": 1}',
+        '{"name": "\\ud800", "arguments": {"a": }}',
         '{"name": "look"',
+        '{"name": "look" "arguments": {}}',
         "[]",
         "",
         "[" * 100_000,
     ],
 )
-def test_a_broken_block_stays_in_the_text(block: str) -> None:
+def test_a_block_without_a_name_stays_in_the_text(block: str) -> None:
     text = f"say <tool_call>{block}</tool_call>"
     parsed = parse_completion(text, "c", cut=False)
     assert parsed.turn.calls == () and parsed.malformed == 1
@@ -109,8 +137,97 @@ def test_a_broken_block_stays_in_the_text(block: str) -> None:
 
 def test_a_block_that_was_cut_is_no_call() -> None:
     text = '<tool_call>{"name": "rm", "arguments": {"path": "/"}}'
-    assert parse_completion(text, "c", cut=True).turn.text == text
+    cut = parse_completion(text, "c", cut=True)
+    assert (cut.turn.text, cut.turn.calls, cut.malformed) == (text, (), 1)
     assert parse_completion(text, "c", cut=False).turn.calls[0].name == "rm"
+    broken = '<tool_call>{"name": "rm", "arguments": {"path": }}'
+    assert parse_completion(broken, "c", cut=False).turn.text == broken
+
+
+def test_a_closing_tag_inside_of_an_argument() -> None:
+    for content in ("</tool_call>", "<tool_call></tool_call>", "a</tool_call>\n<tool_call>b"):
+        text = call_text("write", {"content": content}) + call_text("look", {})
+        first, second = parse_completion(text, "c", cut=False).turn.calls
+        assert json.loads(first.arguments) == {"content": content} and second.name == "look"
+
+
+XML = """<tool_call>
+<function=run>
+<parameter=command>
+ls -l
+  "a"
+</parameter>
+<parameter=timeout>
+30
+</parameter>
+<parameter=flags>
+["x", {"y": null}]
+</parameter>
+<parameter=count>
+many
+</parameter>
+</function>
+</tool_call>"""
+RUN: Any = {
+    "type": "function",
+    "function": {
+        "name": "run",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "command": {"type": "string"},
+                "timeout": {"type": "integer"},
+                "flags": {"type": "array"},
+                "count": {"type": "number"},
+            },
+        },
+    },
+}
+
+
+def test_xml_form_types_values_by_the_schema() -> None:
+    parse = parser_named("qwen3_xml")
+    parsed = parse(f"<think>hm</think>so\n{XML}", "c", False, tools=[RUN])
+    (call,) = parsed.turn.calls
+    assert (parsed.turn.thinking, parsed.turn.text, parsed.malformed) == ("hm", "so", 0)
+    assert json.loads(call.arguments) == {
+        "command": 'ls -l\n  "a"',
+        "timeout": 30,
+        "flags": ["x", {"y": None}],
+        "count": "many",
+    }
+    untyped = json.loads(parse(XML, "c", False).turn.calls[0].arguments)
+    assert untyped["timeout"] == "30"
+
+
+@pytest.mark.parametrize("parameters", ["<parameter=a>1", "words", "<parameter=a>1</parameter>x"])
+def test_broken_xml_parameters_go_out_raw(parameters: str) -> None:
+    text = f"<tool_call><function=run>{parameters}</function></tool_call>"
+    parsed = parser_named("qwen3_xml")(text, "c", False)
+    assert parsed.turn.calls[0].arguments == parameters and parsed.malformed == 1
+    nameless = "<tool_call><function=></function></tool_call>"
+    assert parser_named("qwen3_xml")(nameless, "c", False).turn.text == nameless
+
+
+def test_parsers_are_chosen_by_name() -> None:
+    text = "<think>a</think>" + call_text("look", {})
+    assert parser_named("qwen3")(text, "c", False) == parse_completion(text, "c", False)
+    assert parser_named("none")(text, "c", False).turn == Turn("assistant", text)
+    with pytest.raises(ConfigError, match="qwen3_xml"):
+        parser_named("qwen2")
+
+
+XML_TAGS = ["<function=a>", "</function>", "<parameter=b>", "</parameter>"]
+JSON_PARTS = ['{"name": "a", "arguments": ', "{", "}", '"', "x"]
+
+
+@given(st.lists(st.sampled_from([*TAGS, *XML_TAGS, *JSON_PARTS])))
+def test_no_text_breaks_a_parser(pieces: list[str]) -> None:
+    for name in PARSERS:
+        for cut in (False, True):
+            turn = parser_named(name)("".join(pieces), "c", cut).turn
+            assert all(call.name and call.id for call in turn.calls)
+            assert raw_calls_as_text(raw_calls_as_text(turn)) == raw_calls_as_text(turn)
 
 
 def test_thinking() -> None:

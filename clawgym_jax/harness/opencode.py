@@ -1,7 +1,7 @@
 """opencode 1.18.33 (npm opencode-ai): Chat Completions, always streaming; a native binary.
 
 One configuration file names our proxy as the only provider. It asks for a title of the session
-beside the first call. Sessions have ids in headers, and a sub-agent's session names its parent.
+before the first call. Sessions have ids in headers, and a sub-agent's session names its parent.
 Invariant: nothing leaves the sandbox but requests to the endpoint (no updates, no model list).
 """
 
@@ -19,6 +19,7 @@ from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
 
 VERSION = "1.18.33"
 PROVIDER = "proxy"
+RUN = 'printf %s "$1" | opencode run --format json'  # an argument would arrive in quotes
 CONFIG = ".config/clawgym/opencode.json"
 OFF = (
     "OPENCODE_DISABLE_AUTOUPDATE",
@@ -49,7 +50,7 @@ class OpenCode:
         placed = place(servers, workspace, home)
         config = json.dumps(_config(endpoint, placed)).encode()
         return LaunchPlan(
-            argv=["opencode", "run", "--format", "json", "--", instruction],
+            argv=["/bin/sh", "-c", RUN, "opencode", instruction],
             env={
                 "PATH": "/opt/harness/node_modules/.bin:/usr/local/bin:/usr/bin:/bin",
                 "HOME": home,
@@ -61,6 +62,8 @@ class OpenCode:
         )
 
     def chain(self, view: RequestView) -> str:
+        if role_of(view) is Role.TITLE:
+            return "title"
         parent = view.headers.get("x-parent-session-id")
         return view.headers.get("x-session-id", MAIN_CHAIN) if parent else MAIN_CHAIN
 

@@ -19,10 +19,12 @@ from clawgym_jax.harness.roles import role_of
 
 VERSION = "0.24.4"
 DAY_MS = 86_400_000
+MEMORY = ("enableManagedAutoMemory", "enableManagedAutoDream")
 OFF = {
     "general": {"enableAutoUpdate": False, "disableAutoUpdate": True},
     "privacy": {"usageStatisticsEnabled": False},
     "telemetry": {"enabled": False},
+    "tools": {"useRipgrep": False},  # the one it brings cannot be executed
 }
 
 
@@ -34,6 +36,7 @@ class QwenCode:
     protocol: str = "openai-chat"
     image: str = "qwen-code"
     max_retries: int = 10
+    memory: bool = False  # True: an agent of its own notes what to remember after each session
     mcp: bool = True
 
     def launch(
@@ -51,7 +54,12 @@ class QwenCode:
             "maxRetries": self.max_retries,
             "timeout": DAY_MS,
         }
-        settings = {**OFF, "model": {"generationConfig": generation}, "mcpServers": trusted}
+        settings = {
+            **OFF,
+            "memory": dict.fromkeys(MEMORY, self.memory),
+            "model": {"generationConfig": generation},
+            "mcpServers": trusted,
+        }
         flags = ["--auth-type", "openai", "--openai-base-url", f"{endpoint.base_url}/v1"]
         flags += ["-m", endpoint.model, "-y", "--output-format", "json"]
         return LaunchPlan(
@@ -64,6 +72,7 @@ class QwenCode:
                 "QWEN_CODE_MAX_OUTPUT_TOKENS": str(endpoint.max_tok),
                 "QWEN_STREAM_IDLE_TIMEOUT_MS": "0",  # keep-alives are no chunks to it
                 "QWEN_STREAM_MAX_LIFETIME_MS": "0",
+                "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
                 "QWEN_CODE_NO_RELAUNCH": "true",  # one process, not one that starts another
             },
             files={".qwen/settings.json": json.dumps(settings).encode(), **placed.files},

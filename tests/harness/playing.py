@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clawgym_jax.core.interfaces import Harness, Sampler
+from clawgym_jax.core.interfaces import Harness, McpServer, Sampler
 from clawgym_jax.core.log import RecordLog
 from clawgym_jax.core.types import SamplingParams
 from clawgym_jax.proxy import ChatCodec, EpisodeSpec, EpisodeTrace, ProxyServer
@@ -44,6 +44,7 @@ async def play(
     inputs: Mapping[str, bytes],
     episode_id: str = "ep",
     window_tok: int = 4096,
+    servers: Sequence[McpServer] = (),
 ) -> Played:
     spec = EpisodeSpec(episode_id, harness, sampler, SamplingParams(), window_tok, 200, 7)
     endpoint = proxy.open_episode(spec)
@@ -51,7 +52,7 @@ async def play(
         home, workspace = Path(folder) / "home", Path(folder) / "workspace"
         (workspace / "out").mkdir(parents=True)
         _write(workspace, inputs)
-        plan = harness.launch(endpoint, instruction, str(workspace), str(home))
+        plan = harness.launch(endpoint, instruction, str(workspace), str(home), servers)
         _write(home, plan.files)
         process = await asyncio.create_subprocess_exec(
             *plan.argv,

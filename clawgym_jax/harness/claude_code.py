@@ -19,6 +19,8 @@ from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
 
 VERSION = "2.1.332"
 AGENT_HEADER = "x-claude-code-agent-id"
+OWN_LEAST_WINDOW_TOK = 100_000  # a smaller window counts as this one when it plans a compaction
+COMPACT_ROOM = 0.1  # of a smaller window, left free besides the summary's own tokens
 MCP_FILE = ".claude/servers.json"
 OFF = (
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
@@ -67,6 +69,8 @@ class ClaudeCode:
             "CLAUDE_CODE_MAX_RETRIES": str(self.max_retries),
             **dict.fromkeys(OFF, "1"),
         }
+        if endpoint.window_tok < OWN_LEAST_WINDOW_TOK:
+            env["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(_compact_at_percent(endpoint))
         if not self.parallel_agents:
             env["CLAUDE_CODE_DISABLE_BACKGROUND_TASKS"] = "1"
         flags = ["--dangerously-skip-permissions", "--output-format", "json"]
@@ -88,3 +92,13 @@ class ClaudeCode:
 
     def role(self, view: RequestView) -> Role:
         return Role.SUBAGENT if AGENT_HEADER in view.headers else role_of(view)
+
+
+def _compact_at_percent(endpoint: Endpoint) -> int:
+    """When to compact in a window that is too small for it, as a share of the least one it knows.
+
+    Without this it would go on until the endpoint refuses a prompt for its length, and then
+    compact what it has: once more of the same text, and a harness that looks as if it had failed.
+    """
+    limit_tok = endpoint.window_tok * (1 - COMPACT_ROOM) - endpoint.max_tok
+    return max(1, int(100 * limit_tok / OWN_LEAST_WINDOW_TOK))

@@ -77,7 +77,6 @@ class Codex:
             "model": self.model,
             "model_provider": "proxy",
             "model_context_window": endpoint.window_tok,
-            "model_max_output_tokens": endpoint.max_tok,
             "approval_policy": "never",
             "sandbox_mode": "danger-full-access",
             "check_for_update_on_startup": False,

@@ -9,11 +9,14 @@ Invariant: a request for which no line is written fails the episode.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +27,10 @@ from clawgym_jax.core.types import CallRecord, Completion, Delivery, Role, Sampl
 from clawgym_jax.proxy import ChatCodec, EpisodeSpec, EpisodeTrace, ProxyConfig, ProxyServer
 from clawgym_jax.proxy.breaks import extends
 from clawgym_jax.proxy.call_log import read_calls
-from clawgym_jax.tree.filters import DEAD_LEAF, FilterConfig, Selection, select_calls
+from clawgym_jax.tree.filters import FilterConfig, Selection, select_calls
 from tests.conftest import require
 from tests.proxy.qwen3 import qwen3_codec
-from tests.proxy.support import completion
+from tests.proxy.support import call_text, completion
 
 EPISODE = "play"
 WINDOW_TOK = 200_000
@@ -105,7 +108,7 @@ class Played:
     def chain(self, name: str = "main") -> list[CallRecord]:
         return [call for call in self.calls if call.chain == name]
 
-    def select(self, config: FilterConfig = ALL_ROLES) -> Selection:
+    def select(self, config: FilterConfig) -> Selection:
         return select_calls(self.calls, config)
 
     def explain(self) -> str:
@@ -141,6 +144,11 @@ async def proxy_on_socket(folder: Path, log_path: Path) -> AsyncIterator[ProxySe
             yield proxy
         finally:
             await proxy.stop()
+
+
+def perform(harness: Harness, *parts: Part, **how: Any) -> Played:
+    """`play` to its end; see there for `how`."""
+    return asyncio.run(play(harness, parts, **how))
 
 
 async def play(
@@ -227,20 +235,41 @@ def assert_sampled_once(played: Played) -> None:
 
 
 def assert_no_turn_lost(played: Played) -> None:
-    """No filter takes a main turn: each is extended, continued or the last of its segment."""
-    selection = played.select()
-    assert DEAD_LEAF not in selection.dropped.values(), played.explain()
+    """No filter takes a turn: each is extended, continued or the last of its segment."""
+    why = played.explain()
     trained = played.select(FilterConfig())
     main = [i for i, call in enumerate(played.calls) if call.role is Role.MAIN]
-    assert list(trained.kept) == main, played.explain()
+    assert list(trained.kept) == main, why
+    dropped = {played.calls[i].role for i in played.select(ALL_ROLES).dropped}
+    assert dropped <= {Role.COMPACTION}, why  # a summary is context later, and its call a leaf
 
 
 def assert_appends(calls: Sequence[CallRecord], why: str = "") -> None:
     """Each call's prompt starts with the prompt and the sampled ids of the call before it."""
-    for before, after in zip(calls, calls[1:], strict=False):
+    for before, after in itertools.pairwise(calls):
         assert extends(after.prompt_ids, before), f"{before.call_id} -> {after.call_id}\n{why}"
         assert not after.breaks, (after.call_id, after.breaks, why)
 
 
 def roles_of(played: Played) -> list[Role]:
     return [call.role for call in played.calls]
+
+
+def shared_tok(before: CallRecord, after: CallRecord) -> int:
+    """Tokens that the two prompts have in common from the start."""
+    size = min(before.prompt_tok, after.prompt_tok)
+    differ = np.nonzero(before.prompt_ids[:size] != after.prompt_ids[:size])[0]
+    return int(differ[0]) if differ.size else size
+
+
+# ---- lines ----------------------------------------------------------------------------------
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A tool call as Qwen3 writes it; `call_text` with a text makes a malformed one."""
+    return call_text(name, arguments)
+
+
+def at_once(*calls: str) -> str:
+    """Several tool calls in one turn."""
+    return "\n".join(calls)

@@ -17,6 +17,7 @@ Invariant: a text that a turn carries is in the rendering, or `RequestFault` is 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ import tokenizers
 
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.proxy.faults import invalid
-from clawgym_jax.proxy.rendering import Rendering, RenderingCache, Stretch
+from clawgym_jax.proxy.rendering import LongPieces, Rendering, RenderingCache, Stretch
 from clawgym_jax.proxy.template_form import (
     arguments_text,
     compile_template,
@@ -39,10 +40,14 @@ from clawgym_jax.proxy.template_form import (
 )
 from clawgym_jax.proxy.turns import ToolCall, Turn
 
+# The tokenizer's own threads would bring nothing for single texts, and it warns at every fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 Tools = Sequence[Mapping[str, Any]]
 _MARKS = tuple(chr(c) for c in range(0xFDD0, 0xFDF0))  # noncharacters: never in real text
 _ANCHOR = "anchor0turn"
 _LONG_CHARS = 4096
+_LONG_PIECES_CHARS = 1 << 24
 _CACHE_TOK = 1 << 24  # 64 MiB of ids
 
 
@@ -59,6 +64,8 @@ class ChatCodec:
         """options: what the template may be asked besides, such as {"enable_thinking": False}."""
         spec = json.loads(tokenizer_json)
         self._added = _added_tokens(spec)
+        self._added_ids = {text: np.asarray([i], np.int32) for text, i in self._added.items()}
+        self._long_pieces = LongPieces(_LONG_PIECES_CHARS)
         self._added_text = {token: text for text, token in self._added.items()}
         self._added_pattern = _pattern_of(self._added)
         spec["added_tokens"] = []
@@ -105,24 +112,26 @@ class ChatCodec:
 
     def encode_text(self, text: str) -> np.ndarray:
         """i32[N]: text as content, in which no added token is recognised."""
-        return np.asarray(self._encode(text), np.int32)
+        if len(text) < _LONG_CHARS:
+            encoding = self._plain.encode(text, add_special_tokens=False)
+        else:  # only in a batch does the tokenizer let other threads run meanwhile
+            (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
+        return np.asarray(encoding.ids, np.int32)
 
     def encode_rendered(self, text: str, mark: str = "") -> np.ndarray:
         """i32[N]: text as the template writes it, in which added tokens are tokens."""
-        ids: list[int] = []
+        parts: list[np.ndarray] = []
         for index, piece in enumerate(self._added_pattern.split(text)):
             if index % 2:
-                ids.append(self._added[piece])
+                parts.append(self._added_ids[piece])
             elif piece:
-                mended = piece.replace(mark, "") if mark else piece
-                ids.extend(self._encode(mended))
-        return np.asarray(ids, np.int32)
+                parts.append(self._encode_piece(piece.replace(mark, "") if mark else piece))
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
-    def _encode(self, text: str) -> list[int]:
-        """In a batch of one: only then does the tokenizer let other threads run meanwhile."""
+    def _encode_piece(self, text: str) -> np.ndarray:
         if len(text) < _LONG_CHARS:
-            return self._plain.encode(text, add_special_tokens=False).ids
-        return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return self.encode_text(text)
+        return self._long_pieces.get(text, self.encode_text)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Text of ids, added tokens included."""

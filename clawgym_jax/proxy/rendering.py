@@ -1,4 +1,4 @@
-"""Stretches of rendered text with their ids, and two memories for them.
+"""Stretches of rendered text with their ids, and memories for them.
 
 Environment text is encoded once: an episode keeps the ids of every stretch of its own history, so
 that a call costs its new text only, however long the history is; a memory for all episodes keeps
@@ -10,6 +10,8 @@ Invariant: kept ids are read-only, so that no prompt can change another one's.
 from __future__ import annotations
 
 import hashlib
+import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,18 +23,27 @@ import numpy as np
 from clawgym_jax.proxy.turns import Turn
 
 
+def packed(value: Any) -> bytes:
+    """Equal for equal JSON values."""
+    try:
+        out: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
+    except (OverflowError, ValueError):  # integers beyond 64 bits, very deep nesting
+        out = json.dumps(value).encode()
+    return out
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Turns between two sampled turns; the first one of a conversation begins with the tools."""
 
     turns: tuple[Turn, ...]
     tools: Sequence[Mapping[str, Any]] = ()
-    tools_text: str = ""  # the same as JSON
+    tools_key: bytes = b""  # the same in bytes
     first: bool = True
 
     @property
     def chars(self) -> int:
-        return len(self.tools_text) + sum(len(t.text) + len(t.thinking) for t in self.turns)
+        return len(self.tools_key) + sum(len(t.text) + len(t.thinking) for t in self.turns)
 
     def key(self) -> bytes:
         """Equal for stretches that are rendered alike."""
@@ -40,10 +51,7 @@ class Stretch:
             [t.role, t.text, t.thinking, [[c.name, c.arguments] for c in t.calls]]
             for t in self.turns
         ]
-        packed: bytes = msgpack.packb(
-            [self.first, self.tools_text, turns], unicode_errors="surrogatepass"
-        )
-        return hashlib.blake2b(packed, digest_size=16).digest()
+        return hashlib.blake2b(packed([self.first, self.tools_key, turns]), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,37 @@ class RenderingCache:
         while self._used_tok > self._budget_tok and len(self._entries) > 1:
             _, old = self._entries.popitem(last=False)
             self._used_tok -= int(old.ids.size)
+
+
+class LongPieces:
+    """Ids of recent long texts between two added tokens, such as a system prompt with its tools.
+
+    A conversation's first stretch differs from another's in its task only; the rest is encoded
+    once. For every thread.
+    """
+
+    def __init__(self, budget_chars: int) -> None:
+        self._budget_chars = budget_chars
+        self._used_chars = 0
+        self._entries: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, text: str, encode: Callable[[str], np.ndarray]) -> np.ndarray:
+        with self._lock:
+            found = self._entries.get(text)
+            if found is not None:
+                self._entries.move_to_end(text)
+                return found
+        ids = encode(text)
+        ids.setflags(write=False)
+        with self._lock:
+            if text not in self._entries:
+                self._entries[text] = ids
+                self._used_chars += len(text)
+            while self._used_chars > self._budget_chars and len(self._entries) > 1:
+                old, _ = self._entries.popitem(last=False)
+                self._used_chars -= len(old)
+        return ids
 
 
 class Renderings:

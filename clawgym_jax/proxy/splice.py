@@ -10,7 +10,6 @@ Invariant: only assistant turns are spliced, each call at most once in a prompt.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from clawgym_jax.proxy.matching import (
     bare_id,
     content_key,
 )
-from clawgym_jax.proxy.rendering import Renderings, Stretch
+from clawgym_jax.proxy.rendering import Renderings, Stretch, packed
 from clawgym_jax.proxy.turns import Turn
 
 __all__ = ["HistoryMode", "KnownTurn", "Plan", "Prompt", "SampledTurns", "compose"]
@@ -72,8 +71,8 @@ def plan_prompt(
     sampled: SampledTurns, turns: Sequence[Turn], tools: Tools, mode: HistoryMode = "restore"
 ) -> Plan:
     """Which turns are sampled ones."""
-    tools_text = json.dumps(tools, ensure_ascii=False) if tools else ""
-    planner = _Planner(sampled, hash(tools_text), mode)
+    tools_key = packed(list(tools)) if tools else b""
+    planner = _Planner(sampled, hash(tools_key), mode)
     ordered = in_call_order(turns)
     at = 0
     while at < len(ordered):
@@ -85,7 +84,7 @@ def plan_prompt(
         planner.take(ordered[at:end])
         at = end
     stretches = tuple(
-        Stretch(tuple(part), tools if not i else (), tools_text if not i else "", not i)
+        Stretch(tuple(part), tools if not i else (), tools_key if not i else b"", not i)
         for i, part in enumerate(planner.stretches)
     )
     return Plan(stretches, tuple(planner.matches), planner.history, tuple(planner.causes))

@@ -1,0 +1,1 @@
+"""Parts of experiments/bench/proxy.py: conversations, a load, and the servers under it."""

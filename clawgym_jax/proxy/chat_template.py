@@ -150,6 +150,15 @@ class ChatCodec:
             parts.append(self._plain.decode(run, skip_special_tokens=False))
         return "".join(parts)
 
+    @property
+    def turn_start_id(self) -> int:
+        """The added token that this template starts a turn with."""
+        first = self.template_text([{"role": "user", "content": "-"}], generate=False)
+        found = self._added_pattern.search(first)
+        if found is None:
+            raise ConfigError(f"the chat template starts turns with no added token: {first!r}")
+        return self._added[found[0]]
+
     def token_id(self, text: str) -> int:
         """Id of an added token, such as <|im_start|>."""
         return self._id_of(text)

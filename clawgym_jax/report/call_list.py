@@ -23,6 +23,7 @@ from clawgym_jax.report.markup import cut, visible
 from clawgym_jax.report.run_data import read_calls_of
 from clawgym_jax.report.token_text import versions
 from clawgym_jax.rollout.store import CALLS, EPISODES
+from clawgym_jax.tree.explain import Explanation, explain_chains
 
 _MOST_CHARS = 2000
 
@@ -42,8 +43,10 @@ def print_calls(
     for name, found in _chosen(folder / CALLS, episode_id):
         _print_heading(console, name, records.get(name))
         seen = view(found, {}) if texts else None
+        why = explain_chains(found, codec.decode, codec.turn_start_id) if codec else {}
         for number, call in enumerate(found):
             _print_call(console, call)
+            _print_break(console, why.get(call.call_id))
             if seen is not None:
                 _print_texts(console, seen, number, codec, limit)
         episodes, calls = episodes + 1, calls + len(found)
@@ -96,6 +99,12 @@ def _print_call(console: Console, call: CallRecord) -> None:
     if call.breaks:
         line.append(visible(f"  breaks: {', '.join(call.breaks)}"), style="yellow")
     console.print(line)
+
+
+def _print_break(console: Console, why: Explanation | None) -> None:
+    """Where and why the prompt leaves its chain; nothing where it appends."""
+    if why is not None and not why.appends:
+        console.print(Text(f"    {visible(why.sentence())}", style="yellow"))
 
 
 def _print_texts(

@@ -48,7 +48,8 @@ class QwenCode:
         servers: Sequence[McpServer] = (),
     ) -> LaunchPlan:
         placed = place(servers, workspace, home)
-        trusted = {name: {**told, "trust": True} for name, told in placed.as_settings().items()}
+        shown = {"trust": True, "alwaysLoadTools": True}  # its tools, not names to search for
+        trusted = {name: {**told, **shown} for name, told in placed.as_settings().items()}
         generation = {
             "contextWindowSize": endpoint.window_tok,
             "maxRetries": self.max_retries,

@@ -17,7 +17,7 @@ import pytest
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.log import RecordLog
 from clawgym_jax.core.types import SamplingParams
-from clawgym_jax.proxy import EpisodeSpec, ProxyConfig, ProxyServer
+from clawgym_jax.proxy import EpisodeSpec, ProxyServer
 from tests.proxy.support import (
     FAST,
     LOOK,
@@ -70,19 +70,6 @@ def test_malformed_requests_are_answered_in_the_protocols_shape(path: str) -> No
     asyncio.run(run())
 
 
-def test_too_large_a_body_is_refused() -> None:
-    config = ProxyConfig(max_body_bytes=1000, settle_interval_s=0.002)
-
-    async def run() -> None:
-        async with stage(config=config) as s:
-            for path in ("/v1/messages", "/v1/chat/completions"):
-                response = await post(s, path, b" " * 2000)
-                assert response.status_code == 413
-                assert "max_body_bytes" in response.json()["error"]["message"]
-
-    asyncio.run(run())
-
-
 def test_unknown_paths_say_what_there_is() -> None:
     async def run() -> None:
         async with stage() as s:
@@ -93,16 +80,11 @@ def test_unknown_paths_say_what_there_is() -> None:
     asyncio.run(run())
 
 
-def test_probes_need_no_key() -> None:
+def test_health_needs_no_key() -> None:
     async def run() -> None:
         async with stage() as s:
-            url = s.endpoint.base_url
-            for path in ("", "/", "/api/hello", "/v1"):
-                assert (await s.http.head(url + path)).status_code == 200
-                assert (await s.http.get(url + path)).status_code == 200
-            assert (await s.http.get(url + "/v1/models")).status_code == 401
             assert (await s.http.get(s.proxy.origin + "/health")).json()["episodes"] == 1
-            assert (await s.http.head(url + "x/api/hello")).status_code == 404
+            assert (await s.http.head(s.endpoint.base_url + "x/api/hello")).status_code == 404
 
     asyncio.run(run())
 

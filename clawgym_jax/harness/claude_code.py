@@ -21,6 +21,7 @@ VERSION = "2.1.332"
 AGENT_HEADER = "x-claude-code-agent-id"
 OWN_LEAST_WINDOW_TOK = 100_000  # a smaller window counts as this one when it plans a compaction
 COMPACT_ROOM = 0.1  # of a smaller window, left free besides the summary's own tokens
+CALL_MS = 7_200_000  # for one answer; the proxy ends a call that takes too long
 MCP_FILE = ".claude/servers.json"
 OFF = (
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
@@ -67,6 +68,7 @@ class ClaudeCode:
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(endpoint.window_tok),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.max_tok),
             "CLAUDE_CODE_MAX_RETRIES": str(self.max_retries),
+            "API_TIMEOUT_MS": str(CALL_MS),
             **dict.fromkeys(OFF, "1"),
         }
         if endpoint.window_tok < OWN_LEAST_WINDOW_TOK:

@@ -245,7 +245,7 @@ def assert_no_turn_lost(played: Played) -> None:
 
 
 def assert_appends(calls: Sequence[CallRecord], why: str = "") -> None:
-    """Each call's prompt starts with the prompt and the sampled ids of the call before it."""
+    """Each prompt after the first starts with the prompt and the sampled ids of the call before."""
     for before, after in itertools.pairwise(calls):
         assert extends(after.prompt_ids, before), f"{before.call_id} -> {after.call_id}\n{why}"
         assert not after.breaks, (after.call_id, after.breaks, why)

@@ -154,12 +154,17 @@ def test_bad_messages_get_the_errors_of_json_rpc(tmp_path: Path) -> None:
 # ---- through the harnesses ------------------------------------------------------------------
 
 
+QUERY = {"query": "where does the Elbe flow", "limit": 1}
+
+
 def library_search(prompt: str) -> str:
     """Calls the task's tool under whatever name the harness offers it."""
+    if '"name": "tool_describe"' in prompt:  # OpenClaw: tools are called through a tool
+        return call_text("tool_call", {"id": "library__search", "args": QUERY})
     tools = prompt.partition("\n<tools>\n")[2].partition("\n</tools>")[0]
     names = re.findall(r'"name": "(\w*library\w*search)"', tools)
     assert len(names) == 1, f"expected the task's tool among the tools, found {names}"
-    return call_text(names[0], {"query": "where does the Elbe flow", "limit": 1})
+    return call_text(names[0], QUERY)
 
 
 async def episode(

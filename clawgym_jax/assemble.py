@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from clawgym_jax.core.names import Split
 from clawgym_jax.core.types import Episode, SamplingParams
 from clawgym_jax.evaluate.passk import score_by_harness
 from clawgym_jax.harness.claude_code import ClaudeCode
+from clawgym_jax.harness.generic import Generic
 from clawgym_jax.harness.pi import Pi
 from clawgym_jax.harness.tiny_chat import TinyChat
 from clawgym_jax.harness.tiny_shell import TinyShell
@@ -52,6 +54,7 @@ HARNESSES: dict[str, Callable[[], Harness]] = {
     "tiny_shell": TinyShell,
     "pi": Pi,
     "claude_code": ClaudeCode,
+    "generic": Generic,
 }
 HELDOUT_SEED = 20_250_731  # held-out tasks are the same for every run
 
@@ -149,17 +152,9 @@ class Assembly:
             raise
 
     def _build(self, config: ExperimentConfig, from_calls: Path | None) -> None:
-        self.model_path = model_folder(config.model.path)
-        self.codec = ChatCodec.from_folder(self.model_path)
-        model = model_config(self.model_path, config.model)
-        self.model, graphdef, params = hf_weights.read(self.model_path, model)
-        serving = ServingParallel.make(config.serving_mesh)
-        if serving is not None:
-            graphdef, shapes = qwen3.abstract(self.model, parallel=serving)
-            sharding.check(self.model, shapes, serving.mesh, sharding.SERVING)
-        self.driver = self._stack.enter_context(
-            NativeDriver(Engine(graphdef, self.model, config.engine, serving), self.codec.decode)
-        )
+        served = open_engine(config, self._stack)
+        self.model_path, self.codec = served.path, served.codec
+        self.model, self.driver, params = served.model, served.driver, served.params
         source: LiveEpisodes | RecordedEpisodes
         if from_calls is None:
             source = self._live()
@@ -239,6 +234,31 @@ class Assembly:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model with its engine; `driver.publish(params, version)` starts it."""
+
+    path: Path
+    codec: ChatCodec
+    model: Qwen3Config
+    params: Any
+    driver: NativeDriver
+
+
+def open_engine(config: ExperimentConfig, stack: contextlib.ExitStack) -> Served:
+    """Reads a model and puts an engine under it; `stack` closes it."""
+    path = model_folder(config.model.path)
+    codec = ChatCodec.from_folder(path)
+    model, graphdef, params = hf_weights.read(path, model_config(path, config.model))
+    serving = ServingParallel.make(config.serving_mesh)
+    if serving is not None:
+        graphdef, shapes = qwen3.abstract(model, parallel=serving)
+        sharding.check(model, shapes, serving.mesh, sharding.SERVING)
+    engine = Engine(graphdef, model, config.engine, serving)
+    driver = stack.enter_context(NativeDriver(engine, codec.decode))
+    return Served(path, codec, model, params, driver)
 
 
 def model_folder(path: str) -> Path:

@@ -14,6 +14,8 @@ from clawgym_jax.core.interfaces import Harness, Sampler
 from clawgym_jax.core.types import CallRecord, SamplingParams
 from clawgym_jax.proxy.ledger import PromptLedger
 
+MIN_KEY_CHARS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
@@ -28,11 +30,17 @@ class EpisodeSpec:
     seed: int = 0
     on_policy: bool = True  # training: log-probs must be those of the distribution sampled from
     call_prefix: str = ""  # of call ids; default the episode id. A rerun needs another one
+    key: str = ""  # default a random one
 
     def __post_init__(self) -> None:
         if not self.episode_id or not all(c.isalnum() or c in "-_." for c in self.episode_id):
             raise ConfigError(
                 f"episode_id: expected letters, digits, '-', '_' and '.', got {self.episode_id!r}"
+            )
+        if self.key and (len(self.key) < MIN_KEY_CHARS or not self.key.isascii()):
+            raise ConfigError(
+                f"key: expected at least {MIN_KEY_CHARS} ASCII characters, got {len(self.key)}; "
+                "leave it out for a random one"
             )
         s = self.sampling
         if self.on_policy and (s.top_p, s.top_k, s.min_p) != (1.0, 0, 0.0):

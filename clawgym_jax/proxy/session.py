@@ -51,7 +51,7 @@ class Session:
     ) -> None:
         """long_work: held while a long text is rendered; one for all sessions of a loop."""
         self.spec = spec
-        self.key = "k" + secrets.token_hex(16)
+        self.key = spec.key or "k" + secrets.token_hex(16)
         self.failed = asyncio.Event()  # set when going on makes no sense
         self._codec = codec
         self._run_id = run_id

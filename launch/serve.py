@@ -1,0 +1,150 @@
+"""Starts engine and proxy for programs that you start yourself, and says how to point them here.
+
+    python launch/serve.py --workdir=runs/serve [--model=FOLDER] [--experiment=FILE]
+        [--override=path.to.field=value ...] [--host=127.0.0.1] [--port=8321] [--key=KEY]
+        [--harness=generic]
+
+Every call is in WORKDIR/calls.log; `python launch/report.py --workdir=WORKDIR --calls` prints them,
+also while this runs. Ctrl-C (or SIGTERM) ends it; the last line printed is a JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from absl import app, flags, logging
+
+from clawgym_jax.assemble import HARNESSES, Served, make_harness, open_engine
+from clawgym_jax.config import ExperimentConfig, configure, override
+from clawgym_jax.core.errors import ClawgymError
+from clawgym_jax.core.interfaces import Endpoint
+from clawgym_jax.core.log import RecordLog
+from clawgym_jax.core.types import SamplingParams
+from clawgym_jax.proxy import EpisodeSpec, EpisodeTrace, ProxyServer
+from clawgym_jax.rollout.store import CALLS
+
+DEFAULT = Path(__file__).resolve().parent.parent / "experiments" / "serve_tiny.py"
+EXPERIMENT = flags.DEFINE_string("experiment", str(DEFAULT), "experiment file with a CONFIG")
+WORKDIR = flags.DEFINE_string("workdir", None, "folder for the call log", required=True)
+OVERRIDE = flags.DEFINE_multi_string("override", [], "path.to.field=value, repeatable")
+MODEL = flags.DEFINE_string("model", None, "Hugging Face folder; default the experiment's model")
+HOST = flags.DEFINE_string("host", "127.0.0.1", "address to listen on")
+PORT = flags.DEFINE_integer("port", 8321, "port to listen on; 0 = any free one")
+KEY = flags.DEFINE_string("key", None, "the key that clients send; default a random one")
+HARNESS = flags.DEFINE_enum(
+    "harness", "generic", sorted(HARNESSES), "whose rules tell the roles of calls"
+)
+
+LINES = """
+Claude Code   ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN={key} \\
+              CLAUDE_CODE_ATTRIBUTION_HEADER=0 CLAUDE_CODE_AUTO_COMPACT_WINDOW={window} \\
+              claude --model {model}
+Codex         PROXY_KEY={key} codex -c model_provider=proxy -c model={model} \\
+              -c model_providers.proxy.name=proxy -c model_providers.proxy.base_url={url}/v1 \\
+              -c model_providers.proxy.env_key=PROXY_KEY -c model_providers.proxy.wire_api=responses
+OpenClaw      in openclaw.json: models.providers.proxy = {{"baseUrl": "{url}/v1", "apiKey": "{key}",
+              "api": "openai-responses", "models": [{{"id": "{model}", "name": "{model}",
+              "contextWindow": {window}, "maxTokens": {max_tok}}}]}}
+OpenAI        OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}
+curl          curl {url}/v1/chat/completions -H 'authorization: Bearer {key}' \\
+              -H 'content-type: application/json' \\
+              -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+"""
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {argv[1:]}; options are written --name=value")
+    config = configure(Path(EXPERIMENT.value), OVERRIDE.value)
+    if MODEL.value:
+        config = override(config, [f"model.path={MODEL.value}"])
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(RecordLog(Path(WORKDIR.value) / CALLS))
+        print(f"reading {config.model.path}", flush=True)
+        served = open_engine(config, stack)
+        served.driver.publish(served.params, 1)
+        trace = asyncio.run(serve(config, served, log))
+    print(json.dumps(result(trace)), flush=True)
+    return 0
+
+
+async def serve(config: ExperimentConfig, served: Served, log: RecordLog) -> EpisodeTrace:
+    """Until a signal comes."""
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    episode_id = f"serve-{time.strftime('%Y%m%d-%H%M%S')}"
+    proxy = ProxyServer(served.codec, log, config.name, config.rollout.proxy)
+    await proxy.start(HOST.value, PORT.value)
+    try:
+        endpoint = proxy.open_episode(spec_of(config, served, episode_id))
+        show(endpoint, proxy.port)
+        await ended.wait()
+        print("\nending", flush=True)
+        return await proxy.close_episode(episode_id)
+    finally:
+        await proxy.stop()
+
+
+def spec_of(config: ExperimentConfig, served: Served, episode_id: str) -> EpisodeSpec:
+    limits = config.rollout.limits
+    return EpisodeSpec(
+        episode_id=episode_id,
+        harness=make_harness(HARNESS.value),
+        sampler=served.driver,
+        sampling=SamplingParams(temperature=config.loop.temperature),
+        window_tok=min(limits.window_tok, config.engine.window_tok),
+        max_tok=limits.max_tok,
+        seed=config.seed,
+        on_policy=False,
+        key=KEY.value or "",
+    )
+
+
+def show(endpoint: Endpoint, port: int) -> None:
+    url = endpoint.base_url
+    if HOST.value not in ("127.0.0.1", "localhost"):
+        host = HOST.value if HOST.value not in ("0.0.0.0", "::") else "THIS-HOST"
+        url = url.replace("127.0.0.1", host, 1)
+    print(f"serving {endpoint.model} at {url} (health: port {port}, /health); calls go to "
+          f"{Path(WORKDIR.value) / CALLS}")  # fmt: skip
+    shown = LINES.format(
+        url=url,
+        key=endpoint.key,
+        model=endpoint.model,
+        window=endpoint.window_tok,
+        max_tok=endpoint.max_tok,
+    )
+    print(shown, flush=True)
+
+
+def result(trace: EpisodeTrace) -> dict[str, str | int]:
+    return {
+        "workdir": WORKDIR.value,
+        "calls": len(trace.calls),
+        "prompt_tok": trace.ledger.prompt_tok,
+        "sampled_tok": sum(call.completion_tok for call in trace.calls),
+        "failure": trace.quarantine,
+    }
+
+
+def run() -> None:
+    logging.set_verbosity(logging.WARNING)
+    try:
+        app.run(main)
+    except (ClawgymError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run()

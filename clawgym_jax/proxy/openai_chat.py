@@ -61,7 +61,7 @@ class OpenAIChat:
             requested=sampling_asked(body),
             headers=headers,
             tool_forms={
-                tool["custom"]["name"]: ToolForm(tool["custom"]["name"], freeform=True)
+                tool["custom"]["name"]: ToolForm(tool["custom"]["name"], kind="custom")
                 for tool in tools
                 if tool.get("type") == "custom"
             },

@@ -54,7 +54,7 @@ class OpenAIResponses:
         tools = toolbox_of(body)
         instructions = without_billing([optional_text(body, "instructions")])
         turns = [Turn("system", instructions)] if instructions else []
-        turns += turns_of(body.get("input"), tools.visible)
+        turns += turns_of(body.get("input"), tools)
         return Request(
             protocol=self.name,
             model=optional_text(body, "model"),

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from clawgym_jax.proxy import freeform
+from clawgym_jax.proxy.call_forms import arguments_object
 from clawgym_jax.proxy.protocol import dump
 from clawgym_jax.proxy.responses_items import seal
 from clawgym_jax.proxy.turns import Answer, Request, ToolCall, ToolForm
@@ -26,6 +27,7 @@ _ITEM_PREFIX = {
     "message": "msg",
     "function_call": "fc",
     "custom_tool_call": "ctc",
+    "tool_search_call": "tsc",
 }
 
 
@@ -65,7 +67,7 @@ def item_events(index: int, item: dict[str, Any]) -> Iterator[Event]:
         yield from _text_events("content", "content_index", at, item["content"][0])
     elif item["type"] == "custom_tool_call":
         yield from _whole("custom_tool_call_input", at, {"input": item["input"]}, {})
-    else:
+    elif item["type"] == "function_call":
         arguments = {"arguments": item["arguments"]}
         yield from _whole("function_call_arguments", at, arguments, {"name": item["name"]})
     yield "output_item.done", {"output_index": index, "item": item}
@@ -103,6 +105,8 @@ def _whole(
 def _opened(item: dict[str, Any]) -> dict[str, Any]:
     """The item before anything of it is known."""
     empty: dict[str, Any] = {"summary": [], "content": [], "input": "", "arguments": ""}
+    if item["type"] == "tool_search_call":  # it has no deltas
+        empty = {}
     known = {name: empty.get(name, value) for name, value in item.items()}
     known.pop("encrypted_content", None)
     return {**known, "status": "in_progress"}
@@ -110,10 +114,15 @@ def _opened(item: dict[str, Any]) -> dict[str, Any]:
 
 def _call(call: ToolCall, form: ToolForm | None) -> dict[str, Any]:
     form = form or ToolForm(call.name)
+    if form.kind == "tool_search":
+        given: Any = arguments_object(call.arguments)
+        given = call.arguments if given is None else given
+        searched = {"type": "tool_search_call", "call_id": call.id, "execution": "client"}
+        return {**searched, "arguments": given}
     item = {"call_id": call.id, "name": form.name}
     if form.namespace:
         item["namespace"] = form.namespace
-    if form.freeform:
+    if form.kind == "custom":
         return {"type": "custom_tool_call", **item, "input": freeform.input_of(call.arguments)}
     return {"type": "function_call", **item, "arguments": call.arguments}
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from clawgym_jax.proxy import freeform
 from clawgym_jax.proxy.faults import invalid
+from clawgym_jax.proxy.responses_tools import Toolbox
 from clawgym_jax.proxy.turns import ToolCall, Turn
 from clawgym_jax.proxy.wire_text import (
     flat_text,
@@ -25,14 +26,10 @@ from clawgym_jax.proxy.wire_text import (
     without_billing,
 )
 
-Visible = Callable[[str, str], str]  # (namespace, name) -> what the model calls the tool
 _SEAL = "thought."  # starts reasoning that was sealed here
 _INPUT = ("input_text", "output_text", "text")
-_OUTPUTS = (
-    "function_call_output",
-    "custom_tool_call_output",
-    "local_shell_call_output",
-)
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call", "tool_search_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
 
 def seal(thinking: str) -> str:
@@ -40,13 +37,13 @@ def seal(thinking: str) -> str:
     return _SEAL + base64.b64encode(thinking.encode("utf-8", "replace")).decode()
 
 
-def turns_of(items: Any, visible: Visible) -> list[Turn]:
-    """Turns of "input": a text, or a list of items."""
+def turns_of(items: Any, tools: Toolbox) -> list[Turn]:
+    """Turns of "input": a text, or a list of items. `tools` learns what a search found."""
     if isinstance(items, str):
         return [Turn("user", items)]
     if not isinstance(items, list):
         raise invalid('"input" to be a string or a list of items', items)
-    reader = _Reader(visible)
+    reader = _Reader(tools)
     for item in items:
         reader.read(item)
     return reader.finish()
@@ -56,7 +53,7 @@ def turns_of(items: Any, visible: Visible) -> list[Turn]:
 class _Reader:
     """Collects the items of the assistant turn that is being read."""
 
-    visible: Visible
+    tools: Toolbox
     turns: list[Turn] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -72,13 +69,14 @@ class _Reader:
             if self.texts or self.calls:
                 self._close()
             self.thoughts.append(_thinking(item))
-        elif kind in ("function_call", "custom_tool_call", "local_shell_call"):
+        elif kind in _CALLS:
             self.calls.append(self._call(item, kind))
         elif kind in _OUTPUTS:
-            self._close()
-            call_id = str(item.get("call_id") or item.get("id") or "")
-            text = flat_text(item.get("output"), _INPUT)
-            self.turns.append(Turn("tool", text, tool_call_id=call_id))
+            self._result(item, flat_text(item.get("output"), _INPUT))
+        elif kind == "tool_search_output":
+            found = self.tools.take(optional_list(item, "tools"))
+            lines = [json.dumps(function, ensure_ascii=False) for function in found]
+            self._result(item, "\n".join(lines) or "no tool found")
         else:
             raise invalid(
                 "an input item of type message, reasoning, function_call, custom_tool_call or "
@@ -90,6 +88,10 @@ class _Reader:
     def finish(self) -> list[Turn]:
         self._close()
         return self.turns
+
+    def _result(self, item: Mapping[str, Any], text: str) -> None:
+        self._close()
+        self.turns.append(Turn("tool", text, tool_call_id=_call_id(item)))
 
     def _message(self, item: Mapping[str, Any]) -> None:
         role, content = item.get("role"), item.get("content")
@@ -108,11 +110,13 @@ class _Reader:
             raise invalid('a role "user", "assistant", "system" or "developer"', role)
 
     def _call(self, item: Mapping[str, Any], kind: str) -> ToolCall:
-        call_id = str(item.get("call_id") or item.get("id") or "")
+        call_id = _call_id(item)
         if kind == "local_shell_call":
-            return ToolCall(call_id, "local_shell", json.dumps(item.get("action")))
+            return ToolCall(call_id, "local_shell", _dumped(item.get("action")))
+        if kind == "tool_search_call":
+            return ToolCall(call_id, "tool_search", _dumped(item.get("arguments")))
         name = named(item, "a call")["name"]
-        visible = self.visible(optional_text(item, "namespace"), name)
+        visible = self.tools.visible(optional_text(item, "namespace"), name)
         if kind == "custom_tool_call":
             return ToolCall(call_id, visible, freeform.arguments_of(optional_text(item, "input")))
         return ToolCall(call_id, visible, optional_text(item, "arguments") or "{}")
@@ -123,6 +127,15 @@ class _Reader:
             text = "\n".join(self.texts)
             self.turns.append(Turn("assistant", text, tuple(self.calls), "", thinking))
         self.thoughts, self.texts, self.calls = [], [], []
+
+
+def _call_id(item: Mapping[str, Any]) -> str:
+    return str(item.get("call_id") or item.get("id") or "")
+
+
+def _dumped(value: Any) -> str:
+    """Arguments that are sent as a JSON value instead of its text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _thinking(item: Mapping[str, Any]) -> str:

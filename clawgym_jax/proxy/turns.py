@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 FinishKind = Literal["stop", "tool", "length", "stop_string"]
 TurnRole = Literal["system", "user", "assistant", "tool"]
+CallKind = Literal["function", "custom", "tool_search"]  # custom: called with plain text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class ToolForm:
 
     name: str
     namespace: str = ""
-    freeform: bool = False  # called with plain text instead of a JSON object
+    kind: CallKind = "function"
 
 
 @dataclass(frozen=True, slots=True)

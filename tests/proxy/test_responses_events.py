@@ -110,6 +110,14 @@ def test_a_freeform_call() -> None:
     assert item["call_id"].isalnum() and item["name"] == "patch"
 
 
+def test_a_search_for_tools_has_no_deltas() -> None:
+    search = {"type": "tool_search", "execution": "client", "description": "Finds tools."}
+    events = stream_of(call_text("tool_search", {"query": "x"}), tools=[search])
+    body = ["output_item.added", "output_item.done"]
+    assert kinds(events) == ["created", "in_progress", *body, "completed"]
+    assert events[2]["item"]["arguments"] == events[3]["item"]["arguments"] == {"query": "x"}
+
+
 def test_an_incomplete_turn() -> None:
     ids = tiny_codec().encode_rendered("<think>\nhm\n</think>\n\nI lo").tolist()
     events = stream_of(completion(ids, Finish.LENGTH), max_output_tokens=len(ids))

@@ -155,11 +155,48 @@ def test_namespaced_tools() -> None:
     assert dunder.tool_names[0] == "mcp__x__spawn"
 
 
+SEARCH = {
+    "type": "tool_search",
+    "execution": "client",
+    "description": "Finds tools.",
+    "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+}
+
+
+def test_a_search_for_tools_that_the_client_does() -> None:
+    request = parse("Do it.", tools=[SEARCH, SPAWN])
+    assert request.tool_names == ("tool_search", "spawn")
+    sampled = ToolCall("c1", "tool_search", '{"query": "agents"}')
+    (item,) = answer(request, Turn("assistant", "", (sampled,)))
+    assert (item["type"], item["execution"]) == ("tool_search_call", "client")
+    assert item["arguments"] == {"query": "agents"}
+    found = {"type": "tool_search_output", "call_id": "c1", "execution": "client", "tools": [SPACE]}
+    history = [USER, item, found]
+    for more in ([SEARCH, SPAWN], []):  # a compaction brings no tools
+        later = parse(history, tools=more)
+        assert len(later.tools) == len(more)  # the start of the prompt stays as it was
+        _, call, result = later.turns
+        assert (call.calls[0].name, call.calls[0].id) == ("tool_search", "c1")
+        assert json.loads(call.calls[0].arguments) == {"query": "agents"}
+        names = [json.loads(line)["function"]["name"] for line in result.text.splitlines()]
+        assert names == ["agents__spawn", "agents__tell", "agents__spawn2"]
+        called = answer(later, Turn("assistant", "", (ToolCall("c2", "agents__spawn", "{}"),)))
+        assert (called[0]["namespace"], called[0]["name"]) == ("agents", "spawn")
+    again = parse([*history, *called, item, found], tools=[SEARCH])
+    assert again.turns[-1].text == result.text
+    nothing = {"type": "tool_search_output", "call_id": "c1", "tools": []}
+    assert parse([USER, item, nothing]).turns[2].text == "no tool found"
+    raw = answer(request, Turn("assistant", "", (ToolCall("c1", "tool_search", "{"),)))
+    assert raw[0]["arguments"] == "{"
+
+
 def test_tools_that_only_the_maker_serves_are_left_out_by_name() -> None:
     space = {"type": "namespace", "name": "n", "tools": [{"type": "tool_search"}]}
     request = parse("Do it.", tools=[{"type": "web_search"}, SPAWN, space], tool_choice="required")
     assert request.tool_names == ("spawn",)
     assert request.requested["tools_left_out"] == ["web_search", "n.tool_search"]
+    hosted = {"type": "tool_search", "execution": "server"}
+    assert parse("Do it.", tools=[hosted]).requested["tools_left_out"] == ["tool_search"]
     assert request.requested["tool_choice"] == "required"
 
 

@@ -1,8 +1,9 @@
-"""Codex 0.171.0 (npm @openai/codex): OpenAI Responses, streaming; the cleanest prefixes of all.
+"""Codex 0.171.0 (npm @openai/codex): OpenAI Responses, streaming; it only ever appends.
 
 Configured by a file in CODEX_HOME. The model's name decides which tools and instructions it sends:
-"gpt-5.5" of its built-in catalogue has `apply_patch` as a freeform tool and no code mode; a name
-that it does not know has no apply_patch at all. Sub-agents and compactions name themselves.
+of the names in its catalogue, "gpt-5.5" is the one without code mode and with `apply_patch` as a
+freeform tool; under a name that it does not know there is no apply_patch. Sub-agents and
+compactions name themselves in headers. It cannot be told how many tokens an answer may have.
 Invariant: nothing leaves the sandbox but requests to the endpoint.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, McpServer, RequestView
@@ -23,7 +25,10 @@ KEY_VARIABLE = "PROXY_KEY"
 PARENT_HEADER = "x-codex-parent-thread-id"
 AGENT_HEADER = "x-openai-subagent"
 TURN_HEADER = "x-codex-turn-metadata"
-IDLE_TIMEOUT_MS = 1_800_000
+CALL_MS = 7_200_000  # without an event in a stream; the proxy ends a call that takes too long
+RESULT_TOK = 10_000  # of a tool, by its own estimate; what its catalogue says for every model
+CATALOGUE = ".codex/codex_catalog.py"
+PROGRAMS = Path(__file__).parent / "programs"
 OFF = ("plugins", "apps", "remote_plugin")  # else it looks up hosts at its start
 
 
@@ -35,7 +40,6 @@ class Codex:
     protocol: str = "openai-responses"
     image: str = "codex"
     model: str = "gpt-5.5"  # what it believes to talk to
-    compact_at_tok: int = 0  # context use that makes it summarise; 0: its own share of the window
     max_retries: int = 4
     mcp: bool = True
 
@@ -48,8 +52,13 @@ class Codex:
         servers: Sequence[McpServer] = (),
     ) -> LaunchPlan:
         placed = place(servers, workspace, home)
+        catalogue = f"{home}/.codex/catalogue.json"
+        own = ["-c", f"model_catalog_json={_toml(catalogue)}"]
         return LaunchPlan(
-            argv=["codex", "exec", "--skip-git-repo-check", "--json", "--", instruction],
+            argv=[
+                *("python3", "-I", "-S", f"{home}/{CATALOGUE}", self.model, catalogue),
+                *("codex", "exec", *own, "--skip-git-repo-check", "--json", "--", instruction),
+            ],
             env={
                 "PATH": "/opt/harness/node_modules/.bin:/opt/node/bin:/usr/local/bin:/usr/bin:/bin",
                 "HOME": home,
@@ -58,6 +67,7 @@ class Codex:
                 KEY_VARIABLE: endpoint.key,
             },
             files={
+                CATALOGUE: (PROGRAMS / "codex_catalog.py").read_bytes(),
                 ".codex/config.toml": self._config(endpoint, placed.as_settings()).encode(),
                 **placed.files,
             },
@@ -71,12 +81,17 @@ class Codex:
             "wire_api": "responses",
             "request_max_retries": self.max_retries,
             "stream_max_retries": self.max_retries,
-            "stream_idle_timeout_ms": IDLE_TIMEOUT_MS,
+            "stream_idle_timeout_ms": CALL_MS,
         }
+        # It compacts only between two calls, and gives up where a prompt is refused for its length:
+        # an answer and the result of a tool must fit into what is left.
+        result_tok = min(RESULT_TOK, endpoint.window_tok // 4)
         settings: dict[str, Any] = {
             "model": self.model,
             "model_provider": "proxy",
             "model_context_window": endpoint.window_tok,
+            "model_auto_compact_token_limit": endpoint.window_tok - endpoint.max_tok - result_tok,
+            "tool_output_token_limit": result_tok,
             "approval_policy": "never",
             "sandbox_mode": "danger-full-access",
             "check_for_update_on_startup": False,
@@ -88,8 +103,6 @@ class Codex:
             "history": {"persistence": "none"},
             "features": dict.fromkeys(OFF, False),
         }
-        if self.compact_at_tok:
-            settings["model_auto_compact_token_limit"] = self.compact_at_tok
         if servers:
             settings["mcp_servers"] = servers
         return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())

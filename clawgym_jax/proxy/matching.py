@@ -33,7 +33,17 @@ class KnownTurn:
     ids: np.ndarray  # i32[C]
     history: int  # fingerprint of the turns it answered
     continues: tuple[str, ...]
+    chain: str = "main"
     delivered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a conversation a message stands."""
+
+    history: int  # fingerprint of what comes before it
+    used: tuple[str, ...] = ()  # calls spliced before it
+    chain: str = "main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +79,22 @@ class SampledTurns:
         if call_id in self._by_call:
             self._by_call[call_id].delivered = True
 
-    def match(
-        self, turn: Turn, history: int, used: tuple[str, ...], mode: HistoryMode = "restore"
-    ) -> Match:
+    def match(self, turn: Turn, at: Place, mode: HistoryMode = "restore") -> Match:
         """What `turn`, an assistant message, re-presents."""
         match = self._match_calls(turn)
         if match is None:
-            known = self._find_by_content(turn, history, used)
-            match = Match((known,)) if known else self._match_merged(turn, history, used)
+            known = self._find_by_content(turn, at)
+            match = Match((known,)) if known else self._match_merged(turn, at)
         if not match.parts:
             return match
-        if any(known.call_id in used for known in match.parts):
+        if any(known.call_id in at.used for known in match.parts):
             return Match(cause="repeated turn")
         thought = any(known.turn.thinking for known in match.parts)
         if mode == "branch" and thought and not turn.thinking:
             return Match(cause="dropped thinking")
         return match
 
-    def match_split(self, turns: Sequence[Turn], history: int, used: tuple[str, ...]) -> Match:
+    def match_split(self, turns: Sequence[Turn], at: Place) -> Match:
         """One sampled turn shown as several messages in a row, or no match."""
         whole = joined(turns)
         ids = {bare_id(call.id) for call in whole.calls}
@@ -97,8 +105,8 @@ class SampledTurns:
             if {bare_id(call.id) for call in known.turn.calls} == ids
             and _squash(known.turn.text) == _squash(whole.text)
         ]
-        known = found[0] if found else self._find_by_content(whole, history, used)
-        return Match((known,)) if known and known.call_id not in used else Match()
+        known = found[0] if found else self._find_by_content(whole, at)
+        return Match((known,)) if known and known.call_id not in at.used else Match()
 
     def _match_calls(self, turn: Turn) -> Match | None:
         """By tool-call ids; None where they name nothing that was sampled here."""
@@ -108,46 +116,46 @@ class SampledTurns:
             return None
         if known and all(other is known for other in named):
             if len(turn.calls) == len(known.turn.calls):
-                merged = self._match_merged(turn, 0, ()) if _says_more(turn, known) else Match()
+                merged = self._match_merged(turn, Place(0)) if _says_more(turn, known) else Match()
                 return merged if len(merged.parts) > 1 else Match((known,))
         elif None not in named:
-            merged = self._match_merged(turn, 0, ())
+            merged = self._match_merged(turn, Place(0))
             if merged.parts:
                 return merged
         return Match(cause="edited turn")
 
-    def _find_by_content(self, turn: Turn, history: int, used: tuple[str, ...]) -> KnownTurn | None:
+    def _find_by_content(self, turn: Turn, at: Place) -> KnownTurn | None:
         candidates = self._by_content.get(content_key(turn), ())
         fitting = [
             known
             for known in candidates
-            if known.call_id not in used and _thinks_alike(turn, (known,))
+            if known.call_id not in at.used and _thinks_alike(turn, (known,))
         ]
-        return max(fitting, key=lambda known: _preference(known, history, used), default=None)
+        return max(fitting, key=lambda known: _preference(known, at), default=None)
 
-    def _match_merged(self, turn: Turn, history: int, used: tuple[str, ...]) -> Match:
+    def _match_merged(self, turn: Turn, at: Place) -> Match:
         """Turns in the order of sampling whose texts and calls, one after another, are `turn`'s."""
         text = _squash(turn.text)
         steps = 0
         open_ends: list[tuple[int, int, tuple[KnownTurn, ...]]] = [(0, 0, ())]
         while open_ends and steps < _MOST_STEPS:
-            at, calls_at, parts = open_ends.pop()
+            text_at, calls_at, parts = open_ends.pop()
             steps += 1
-            if at == len(text) and calls_at == len(turn.calls):
+            if text_at == len(text) and calls_at == len(turn.calls):
                 if parts and _thinks_alike(turn, parts):
                     return Match(parts, _gaps(turn.text, parts))
                 continue
             after = parts[-1].ordinal if parts else -1
             fitting = [
                 known
-                for known in self._starting(text, at, turn.calls[calls_at:])
-                if known.ordinal > after and known.call_id not in used
+                for known in self._starting(text, text_at, turn.calls[calls_at:])
+                if known.ordinal > after and known.call_id not in at.used
             ]
-            fitting.sort(key=lambda known: _preference(known, history, used))
+            fitting.sort(key=lambda known: _preference(known, at))
             for known in fitting:
                 length, calls = len(_squash(known.turn.text)), len(known.turn.calls)
-                open_ends.append((at + length, calls_at + calls, (*parts, known)))
-        return Match(cause="edited turn" if history in self._answered else "foreign turn")
+                open_ends.append((text_at + length, calls_at + calls, (*parts, known)))
+        return Match(cause="edited turn" if at.history in self._answered else "foreign turn")
 
     def _starting(self, text: str, at: int, calls: Sequence[ToolCall]) -> Iterator[KnownTurn]:
         """Known turns that can be the next part: their text and calls come next."""
@@ -187,9 +195,15 @@ def bare_id(tool_call_id: str) -> str:
     return tool_call_id if tool_call_id.isalnum() else "".join(filter(str.isalnum, tool_call_id))
 
 
-def _preference(known: KnownTurn, history: int, used: tuple[str, ...]) -> tuple[bool | int, ...]:
-    """Same question first, then same ancestors, then delivered, then the latest."""
-    return known.history == history, known.continues == used, known.delivered, known.ordinal
+def _preference(known: KnownTurn, at: Place) -> tuple[bool | int, ...]:
+    """Same question first, then same ancestors, the same agent, delivered, the latest."""
+    return (
+        known.history == at.history,
+        known.continues == at.used,
+        known.chain == at.chain,
+        known.delivered,
+        known.ordinal,
+    )
 
 
 def _thinks_alike(turn: Turn, parts: Sequence[KnownTurn]) -> bool:

@@ -75,6 +75,7 @@ class Recorder:
                 completion.ids,
                 prompt.history,
                 prompt.continues,
+                record.chain,
             )
         )
 

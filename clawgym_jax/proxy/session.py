@@ -77,19 +77,19 @@ class Session:
         started_s = time.perf_counter()
         if self._quarantine:
             raise RequestFault(self._refusal, f"episode quarantined: {self._quarantine}")
-        prompt = await self._compose(request)
         chain, role = self._tracker.classify(view_of(request))
+        prompt = await self._compose(request, chain)
         if prompt.ids.size >= self.spec.window_tok:
             self.causes["overflow"] += 1
             raise PromptOverflow(int(prompt.ids.size), self.spec.window_tok)
         return Prepared(request, chain, role, prompt, time.time(), started_s)
 
     async def count_tokens(self, request: Request) -> int:
-        return int((await self._compose(request)).ids.size)
+        return int((await self._compose(request, "")).ids.size)
 
-    async def _compose(self, request: Request) -> Prompt:
+    async def _compose(self, request: Request, chain: str) -> Prompt:
         turns, mode = self._calls.turns, self._config.history
-        plan = plan_prompt(turns, request.turns, request.tools, mode)
+        plan = plan_prompt(turns, request.turns, request.tools, mode, chain)
         for stretch in plan.stretches:
             if stretch.chars >= LONG_CHARS:
                 await self._render_aside(stretch)

@@ -21,6 +21,7 @@ from clawgym_jax.proxy.matching import (
     HistoryMode,
     KnownTurn,
     Match,
+    Place,
     SampledTurns,
     bare_id,
     content_key,
@@ -68,11 +69,15 @@ def compose(
 
 
 def plan_prompt(
-    sampled: SampledTurns, turns: Sequence[Turn], tools: Tools, mode: HistoryMode = "restore"
+    sampled: SampledTurns,
+    turns: Sequence[Turn],
+    tools: Tools,
+    mode: HistoryMode = "restore",
+    chain: str = "main",
 ) -> Plan:
-    """Which turns are sampled ones."""
+    """Which turns are sampled ones; chain: of the call that asks."""
     tools_key = packed(list(tools)) if tools else b""
-    planner = _Planner(sampled, hash(tools_key), mode)
+    planner = _Planner(sampled, Place(hash(tools_key), (), chain), mode)
     ordered = in_call_order(turns)
     at = 0
     while at < len(ordered):
@@ -87,17 +92,16 @@ def plan_prompt(
         Stretch(tuple(part), tools if not i else (), tools_key if not i else b"", not i)
         for i, part in enumerate(planner.stretches)
     )
-    return Plan(stretches, tuple(planner.matches), planner.history, tuple(planner.causes))
+    return Plan(stretches, tuple(planner.matches), planner.at.history, tuple(planner.causes))
 
 
 class _Planner:
     """Walks through a conversation."""
 
-    def __init__(self, sampled: SampledTurns, history: int, mode: HistoryMode) -> None:
+    def __init__(self, sampled: SampledTurns, at: Place, mode: HistoryMode) -> None:
         self._sampled = sampled
         self._mode = mode
-        self._used: tuple[str, ...] = ()
-        self.history = history  # fingerprint of what came so far
+        self.at = at
         self.stretches: list[list[Turn]] = [[]]
         self.matches: list[Match] = []
         self.causes: dict[str, None] = {}  # in order of appearance
@@ -108,12 +112,12 @@ class _Planner:
             self._render(run[0])
             return
         if len(run) > 1 and self._mode == "restore":
-            split = self._sampled.match_split(run, self.history, self._used)
+            split = self._sampled.match_split(run, self.at)
             if split.parts:
                 self._splice(split)
                 return
         for turn in run:
-            match = self._sampled.match(turn, self.history, self._used, self._mode)
+            match = self._sampled.match(turn, self.at, self._mode)
             if match.parts:
                 self._splice(match)
             else:
@@ -122,7 +126,8 @@ class _Planner:
 
     def _render(self, turn: Turn) -> None:
         self.stretches[-1].append(turn)
-        self.history = hash((self.history, content_key(turn), turn.thinking))
+        history = hash((self.at.history, content_key(turn), turn.thinking))
+        self.at = Place(history, self.at.used, self.at.chain)
 
     def _splice(self, match: Match) -> None:
         self.matches.append(match)
@@ -130,8 +135,8 @@ class _Planner:
         if len(match.parts) > 1:
             self.causes["merged turns"] = None
         for known in match.parts:
-            self._used = (*self._used, known.call_id)
-            self.history = hash((self.history, known.call_id))
+            history = hash((self.at.history, known.call_id))
+            self.at = Place(history, (*self.at.used, known.call_id), self.at.chain)
 
 
 def assemble(codec: ChatCodec, renderings: Renderings, plan: Plan) -> Prompt:

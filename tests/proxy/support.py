@@ -22,6 +22,7 @@ from clawgym_jax.harness.roles import role_of
 from clawgym_jax.proxy import ChatCodec, EpisodeSpec, ProxyConfig, ProxyServer
 
 TINY = Path(__file__).resolve().parents[2] / "clawgym_jax" / "data" / "tiny_base"
+USER = {"role": "user", "content": "Do it."}
 LOOK = {
     "type": "function",
     "function": {
@@ -171,11 +172,13 @@ async def stage(
     max_tok: int = 64,
     gated: bool = False,
     sampling: SamplingParams | None = None,
+    folder: str | None = None,
 ) -> AsyncIterator[Stage]:
+    """folder: keeps the log."""
     codec = codec or tiny_codec()
     engine = ScriptedEngine(codec, list(script), gate=asyncio.Event() if gated else None)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "calls.log"
+    with tempfile.TemporaryDirectory() as passing:
+        path = Path(folder or passing) / "calls.log"
         with RecordLog(path) as log:
             proxy = ProxyServer(codec, log, "run", config)
             await proxy.start()

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clawgym_jax.core.types import Delivery, Finish
+from clawgym_jax.proxy.breaks import extends
 from clawgym_jax.proxy.call_log import read_calls
 from clawgym_jax.proxy.config import ProxyConfig
 from clawgym_jax.proxy.flight import Flight
 from clawgym_jax.proxy.openai_chat import OpenAIChat
 from clawgym_jax.proxy.streaming import Client, answer_stream, answer_whole
 from clawgym_jax.proxy.turns import Answer, Request, Turn
-from tests.proxy.support import Stage, stage
+from tests.proxy.support import USER, Stage, completion, stage, tiny_codec
 
 REQUEST = Request("openai-chat", "m", (Turn("user", "Do it."),), (), None)
-USER = {"role": "user", "content": "Do it."}
 PATIENT = ProxyConfig(settle_interval_s=0.002, retry_grace_s=5.0, keepalive_s=0.02)
 HASTY = ProxyConfig(settle_interval_s=0.002, retry_grace_s=0.05, keepalive_s=0.02)
 
@@ -181,6 +185,74 @@ def test_two_live_connections_with_a_retry_header_are_one_sample() -> None:
             assert len(trace.calls) == 1 and trace.causes["repeat joined"] == 1
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("told_apart", [True, False])
+def test_equal_bodies_of_two_sub_agents_at_once(told_apart: bool) -> None:
+    """Two samples that say the same in other tokens; each agent goes on from its own."""
+    codec = tiny_codec()
+    letters = [codec.encode_text(c)[0] for c in "done"]
+    spelled = [
+        completion([*ids, codec.end_of_turn_id]) for ids in (letters, codec.encode_text("done"))
+    ]
+    agents: list[dict[str, str]] = (
+        [{"x-agent": "a1"}, {"x-agent": "a2"}] if told_apart else [{}, {}]
+    )
+    body = [{"role": "system", "content": "You help."}, USER]
+
+    async def run() -> None:
+        async with stage(*spelled, "a", "b", gated=True) as s:
+            assert s.engine.gate is not None
+            both = []
+            for agent in agents:
+                both.append(asyncio.create_task(s.chat(body, agent)))
+                await until(lambda: len(s.engine.asked) == len(both))
+            s.engine.gate.set()
+            answers = [(await task).json()["choices"][0]["message"] for task in both]
+            assert [answer["content"] for answer in answers] == ["done", "done"]
+            for agent, answer in zip(agents, answers, strict=True):
+                await s.chat([*body, answer, {"role": "user", "content": str(agent)}], agent)
+            first, second, *later = (await s.proxy.close_episode("ep")).calls
+            assert len({c.call_id for c in (first, second)}) == 2
+            assert all(c.delivery is Delivery.DELIVERED for c in (first, second))
+            for call, own in zip(later, (first, second), strict=True):
+                if told_apart:
+                    assert extends(call.prompt_ids, own)
+                else:  # nothing tells whose they are: the latest that was delivered
+                    assert extends(call.prompt_ids, second)
+
+    asyncio.run(run())
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from clawgym_jax.proxy import recorder
+from tests.proxy.support import stage, USER
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+recorder.delivery_frame = killed  # after the last event, before its record
+
+async def run():
+    async with stage("one", folder=sys.argv[1]) as s:
+        url = f"{s.endpoint.base_url}/v1/chat/completions"
+        body = {"model": "m", "messages": [USER], "stream": True}
+        async with s.http.stream("POST", url, json=body, headers=s.auth) as response:
+            async for line in response.aiter_lines():
+                print(line, flush=True)
+
+asyncio.run(run())
+"""
+
+
+def test_a_crash_between_the_last_event_and_its_record_is_undelivered(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    (call,) = read_calls(tmp_path / "calls.log")
+    assert call.text == "one" and call.delivery is Delivery.PENDING
 
 
 def test_closing_cancels_what_nobody_waits_for() -> None:

@@ -40,6 +40,7 @@ class Codex:
     protocol: str = "openai-responses"
     image: str = "codex"
     model: str = "gpt-5.5"  # what it believes to talk to
+    search_tools: bool = False  # True: sub-agents and servers' tools are found by searching only
     max_retries: int = 4
     mcp: bool = True
 
@@ -52,12 +53,15 @@ class Codex:
         servers: Sequence[McpServer] = (),
     ) -> LaunchPlan:
         placed = place(servers, workspace, home)
-        catalogue = f"{home}/.codex/catalogue.json"
-        own = ["-c", f"model_catalog_json={_toml(catalogue)}"]
+        first, own = [], []
+        if not self.search_tools:
+            catalogue = f"{home}/.codex/catalogue.json"
+            first = ["python3", "-I", "-S", f"{home}/{CATALOGUE}", self.model, catalogue]
+            own = ["-c", f"model_catalog_json={_toml(catalogue)}"]
         return LaunchPlan(
             argv=[
-                *("python3", "-I", "-S", f"{home}/{CATALOGUE}", self.model, catalogue),
-                *("codex", "exec", *own, "--skip-git-repo-check", "--json", "--", instruction),
+                *(*first, "codex", "exec", *own),
+                *("--skip-git-repo-check", "--json", "--", instruction),
             ],
             env={
                 "PATH": "/opt/harness/node_modules/.bin:/opt/node/bin:/usr/local/bin:/usr/bin:/bin",

@@ -149,3 +149,28 @@ def test_compacts_in_time_for_our_window(tmp_path: Path) -> None:
     assert after[0].breaks == ("compaction",) and not after[0].spans, why
     assert "The numbers were read." in played.stagehand.prompts[at + 1]
     assert shared_tok(before[0], after[0]) > 5000  # system prompt and tools are shared again
+
+
+def test_finds_a_tasks_tool_by_searching(tmp_path: Path) -> None:
+    """As its own catalogue has it: the search is Codex's, and what it finds can be called."""
+    played = perform(
+        Codex(search_tools=True),
+        Part(
+            "ALPHA",
+            [
+                call("tool_search", query="reverse a word"),
+                call("mcp__words__reverse", word="olleh"),
+                "All is done.",
+            ],
+        ),
+        instruction=TASK,
+        base=tmp_path,
+        servers=[WORDS],
+    )
+    why = played.explain()
+    assert played.result.returncode == 0, why
+    first, second, third = played.stagehand.prompts
+    assert "mcp__words__reverse" not in first and "Reverse a word" in second, why
+    assert "hello" in third.rpartition("<tool_response>")[2], why
+    assert_sampled_once(played)
+    assert_appends(played.calls, why)

@@ -33,11 +33,11 @@ def role_of(view: RequestView) -> Role:
         return Role.COMPACTION
     if view.tools:
         return Role.MAIN
-    asked = f"{view.system[:2000]}\n{view.last_user[:2000]}"
-    if _TITLE_ORDER.search(asked):
-        return Role.TITLE
-    if _SUMMARY_WORD.search(asked):
-        return Role.COMPACTION
+    for asked in (view.system[:2000], view.last_user[:2000]):  # the user's may hold a transcript
+        if _TITLE_ORDER.search(asked):
+            return Role.TITLE
+        if _SUMMARY_WORD.search(asked):
+            return Role.COMPACTION
     return Role.MAIN
 
 

@@ -99,3 +99,30 @@ def test_a_sub_agent_has_a_chain_of_its_own(tmp_path: Path) -> None:
     assert played.chain(below)[0].breaks == ("sub-agent",), why
     assert_appends(played.chain(below), why)
     assert played.select(ALL_ROLES).leaves == 3
+
+
+def test_a_compaction_starts_the_history_anew(tmp_path: Path) -> None:
+    """A title in the task does not make the call for a summary one for a title."""
+    instruction = "Count, and give it a title."
+    counts = [shell(f"seq {n}000 {n}999; echo counted") for n in (1, 2, 3)]
+    parts = [
+        title(),
+        Part("<conversation>", ["Counted to 4000."], last_message=True),
+        Part("Counted to 4000.", [shell("echo went on"), "Counted."]),
+        Part(instruction, [*counts, "Nearly done."]),
+    ]
+    how = {"instruction": instruction, "base": tmp_path, "window_tok": 24_000}
+    played = perform(OpenCode(), *parts, **how)
+    why = played.explain()
+
+    assert played.result.returncode == 0 and b"Counted." in played.result.stdout, why
+    assert_sampled_once(played)
+    main = played.chain("main")
+    roles = [call.role for call in main]
+    assert roles == [Role.MAIN] * 4 + [Role.COMPACTION] + [Role.MAIN] * 2, why
+    assert_appends(main[:4], why)
+    assert main[4].breaks == main[5].breaks == ("compaction",), why
+    assert main[5].continues == (main[4].call_id,)  # the summary, as it was sampled
+    assert_appends(main[5:], why)
+    kept = [played.calls[i] for i in played.select(FilterConfig()).kept]
+    assert kept == [call for call in main if call.role is Role.MAIN], why

@@ -85,3 +85,28 @@ def test_a_sub_agent_has_a_chain_of_its_own(tmp_path: Path) -> None:
     assert_appends(played.chain(below), why)
     assert played.select(ALL_ROLES).leaves == 2
     assert_no_turn_lost(played)
+
+
+def test_a_compaction_starts_the_history_anew(tmp_path: Path) -> None:
+    """Its reminders are missing from the first call after it and back in the second."""
+    parts = [
+        Part("<state_snapshot>", ["<state_snapshot>to 4000</state_snapshot>"], last_message=True),
+        Part("<state_snapshot>to 4000", [shell("echo went on"), "Counted."]),
+        Part("Count to", [shell(f"seq {n}000 {n + 1}200") for n in (1, 2, 3)]),
+    ]
+    how = {"instruction": "Count to 4000.", "base": tmp_path, "window_tok": 32_000}
+    played = perform(QwenCode(), *parts, **how)
+    why = played.explain()
+
+    assert played.result.returncode == 0 and b"Counted." in played.result.stdout, why
+    assert_sampled_once(played)
+    assert {call.chain for call in played.calls} == {"main"}
+    roles = [Role.MAIN] * 3 + [Role.COMPACTION] + [Role.MAIN] * 2
+    assert roles_of(played) == roles, why
+    before, (summary, after, last) = played.calls[:3], played.calls[3:]
+    assert_appends(before, why)
+    assert summary.breaks == after.breaks == ("compaction",), why
+    assert after.continues == (before[-1].call_id,), why
+    assert last.breaks == ("edited history",), why
+    assert last.continues == (before[-1].call_id, after.call_id), why
+    assert_no_turn_lost(played)

@@ -33,6 +33,7 @@ def view(
         ),
         (view(system="Summarize internal chat history", tools=()), Role.COMPACTION),
         (view(system="Generate a short title", tools=()), Role.TITLE),
+        (view(system="You summarize.", last="[User]: Add a title", tools=()), Role.COMPACTION),
         (view(first="Write a title page", last="Write a title page"), Role.MAIN),
         (view(tools=()), Role.MAIN),
     ],

@@ -28,7 +28,7 @@ import numpy as np
 import tokenizers
 
 from clawgym_jax.core.errors import ConfigError
-from clawgym_jax.proxy.faults import invalid
+from clawgym_jax.proxy.faults import RequestFault, invalid
 from clawgym_jax.proxy.rendering import LongPieces, Rendering, RenderingCache, Stretch
 from clawgym_jax.proxy.template_form import (
     arguments_text,
@@ -84,7 +84,13 @@ class ChatCodec:
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
         self.vocab_size = self._plain.get_vocab_size() + len(self._added)
         self.cache = RenderingCache(_CACHE_TOK)
-        self.opens_thinking = self._self_check().rstrip().endswith("<think>")
+        try:
+            self.opens_thinking = self._self_check().rstrip().endswith("<think>")
+        except RequestFault as fault:
+            raise ConfigError(
+                f"the chat template cannot carry tool calls and their results: {fault}; use a "
+                "model whose template has the roles system, user, assistant and tool"
+            ) from fault
 
     @classmethod
     def from_folder(cls, path: Path | str, options: Mapping[str, Any] | None = None) -> ChatCodec:

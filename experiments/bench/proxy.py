@@ -45,7 +45,7 @@ from clawgym_jax.config import TINY_BASE
 from experiments.bench.proxy_parts import litellm
 from experiments.bench.proxy_parts.talk import Talk
 from experiments.bench.proxy_parts.wire import Connection, Reply
-from experiments.qwen3_tokenizer import qwen3_tokenizer
+from experiments.npm_tokenizer import npm_tokenizer
 
 QUICK = flags.DEFINE_bool("quick", False, "fewer calls: within a minute, LiteLLM only if installed")
 LITELLM = flags.DEFINE_string("litellm", None, "python of an environment that has litellm[proxy]")
@@ -277,7 +277,7 @@ def goal(name: str, value: float, at_most: float) -> dict[str, Any]:
 
 
 async def measure(quick: bool) -> list[dict[str, Any]]:
-    found = qwen3_tokenizer()
+    found = npm_tokenizer()
     tokenizer = found if isinstance(found, Path) else TINY_BASE
     if not isinstance(found, Path):
         print(f"{found}; with the tiny tokenizer instead", file=sys.stderr)

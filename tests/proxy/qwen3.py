@@ -1,4 +1,4 @@
-"""The real Qwen3 tokenizer and chat template as a codec."""
+"""Real tokenizers and chat templates: Qwen3's, and others'."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import functools
 from pathlib import Path
 
 from clawgym_jax.proxy import ChatCodec
-from experiments.qwen3_tokenizer import qwen3_tokenizer
+from experiments.npm_tokenizer import npm_tokenizer
 from tests.conftest import require
 
 
 @functools.cache
-def qwen3_folder() -> Path:
-    folder = qwen3_tokenizer()
+def tokenizer_folder(model: str) -> Path:
+    folder = npm_tokenizer(model)
     require(isinstance(folder, Path), str(folder))
     assert isinstance(folder, Path)
     return folder
+
+
+def qwen3_folder() -> Path:
+    return tokenizer_folder("qwen3")
 
 
 @functools.cache

@@ -22,9 +22,15 @@ from clawgym_jax.core.log import RecordLog
 from clawgym_jax.core.names import Split
 from clawgym_jax.core.types import Episode, SamplingParams
 from clawgym_jax.evaluate.passk import score_by_harness
+from clawgym_jax.harness.agent_loop import AgentLoop
 from clawgym_jax.harness.claude_code import ClaudeCode
+from clawgym_jax.harness.codex import Codex
 from clawgym_jax.harness.generic import Generic
+from clawgym_jax.harness.mini_swe import MiniSwe
+from clawgym_jax.harness.openclaw import OpenClaw
+from clawgym_jax.harness.opencode import OpenCode
 from clawgym_jax.harness.pi import Pi
+from clawgym_jax.harness.qwen_code import QwenCode
 from clawgym_jax.harness.tiny_chat import TinyChat
 from clawgym_jax.harness.tiny_shell import TinyShell
 from clawgym_jax.model import hf_weights, qwen3, sharding
@@ -52,8 +58,14 @@ from clawgym_jax.train.step import SFT, LossConfig, TrainStep
 HARNESSES: dict[str, Callable[[], Harness]] = {
     "tiny_chat": TinyChat,
     "tiny_shell": TinyShell,
-    "pi": Pi,
+    "agent_loop": AgentLoop,
     "claude_code": ClaudeCode,
+    "codex": Codex,
+    "mini_swe": MiniSwe,
+    "openclaw": OpenClaw,
+    "opencode": OpenCode,
+    "pi": Pi,
+    "qwen_code": QwenCode,
     "generic": Generic,
 }
 HELDOUT_SEED = 20_250_731  # held-out tasks are the same for every run

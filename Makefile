@@ -7,8 +7,9 @@ RUN ?= runs/quickstart
 SEED ?= 0
 WORKERS ?= 2
 BIN := $(VENV)/bin
+HARNESS_IMAGES := base,pi,claude-code,openclaw,codex,qwen-code,opencode,mini-swe-agent
 
-.PHONY: quickstart test test-slow lint types format clean
+.PHONY: quickstart test test-slow test-harnesses lint types format clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/python launch/train.py --experiment=experiments/quickstart.py \
@@ -19,6 +20,11 @@ test: lint types
 
 test-slow: $(VENV)/.test
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slow $(ARGS)
+
+# Every real harness program, also those that CI leaves out. Needs a Docker engine and npm.
+test-harnesses: $(VENV)/.test
+	$(BIN)/python launch/images.py --images=$(HARNESS_IMAGES)
+	REQUIRE_ALL=1 JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m real_harness tests/harness $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -93,14 +93,15 @@ class ClaudeCode:
         return view.headers.get(AGENT_HEADER, MAIN_CHAIN)
 
     def role(self, view: RequestView) -> Role:
-        return Role.SUBAGENT if AGENT_HEADER in view.headers else role_of(view)
+        role = role_of(view)
+        return Role.SUBAGENT if role is Role.MAIN and AGENT_HEADER in view.headers else role
 
 
 def _compact_at_percent(endpoint: Endpoint) -> int:
     """When to compact in a window that is too small for it, as a share of the least one it knows.
 
-    Without this it would go on until the endpoint refuses a prompt for its length, and then
-    compact what it has: once more of the same text, and a harness that looks as if it had failed.
+    Without this it goes on until the endpoint refuses a prompt for its length, and compacts then.
     """
-    limit_tok = endpoint.window_tok * (1 - COMPACT_ROOM) - endpoint.max_tok
+    answer_tok = min(endpoint.max_tok, endpoint.window_tok // 4)
+    limit_tok = endpoint.window_tok * (1 - COMPACT_ROOM) - answer_tok
     return max(1, int(100 * limit_tok / OWN_LEAST_WINDOW_TOK))

@@ -90,11 +90,12 @@ class Codex:
         # It compacts only between two calls, and gives up where a prompt is refused for its length:
         # an answer and the result of a tool must fit into what is left.
         result_tok = min(RESULT_TOK, endpoint.window_tok // 4)
+        answer_tok = min(endpoint.max_tok, endpoint.window_tok // 4)
         settings: dict[str, Any] = {
             "model": self.model,
             "model_provider": "proxy",
             "model_context_window": endpoint.window_tok,
-            "model_auto_compact_token_limit": endpoint.window_tok - endpoint.max_tok - result_tok,
+            "model_auto_compact_token_limit": endpoint.window_tok - answer_tok - result_tok,
             "tool_output_token_limit": result_tok,
             "approval_policy": "never",
             "sandbox_mode": "danger-full-access",
@@ -112,16 +113,20 @@ class Codex:
         return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
 
     def chain(self, view: RequestView) -> str:
-        if PARENT_HEADER in view.headers or AGENT_HEADER in view.headers:
-            return view.headers.get("thread-id", "")
-        return MAIN_CHAIN
+        return view.headers.get("thread-id", "") if _is_below(view) else MAIN_CHAIN
 
     def role(self, view: RequestView) -> Role:
-        if _turn_metadata(view).get("request_kind") == "compaction":
+        kind = _turn_metadata(view).get("request_kind")
+        if kind == "compaction":
             return Role.COMPACTION
-        if PARENT_HEADER in view.headers or AGENT_HEADER in view.headers:
+        if _is_below(view):
             return Role.SUBAGENT
-        return role_of(view)
+        return Role.MAIN if kind == "turn" else role_of(view)
+
+
+def _is_below(view: RequestView) -> bool:
+    """Whether another thread started this one."""
+    return PARENT_HEADER in view.headers or AGENT_HEADER in view.headers
 
 
 def _turn_metadata(view: RequestView) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
 """Tells what a call is for, where a harness does not say so itself.
 
 An adapter's `chain` may return "" for 'no opinion'; then the rule here decides: a call whose
-system prompt differs from that of the episode's first main call belongs to another agent. Roles
-go by what auxiliary calls look like in the harnesses that we measured.
+system prompt differs from that of the episode's first main call belongs to another agent, one for
+each first message. Roles go by what auxiliary calls look like in the harnesses that we measured.
 Not here: anything about tokens. Invariant: by the generic rule an episode's first call is on
 chain "main".
 """
@@ -25,6 +25,8 @@ _SUMMARY_ORDER = re.compile(
 )
 _TITLE_ORDER = re.compile(r"\btitle\b", re.IGNORECASE)
 _SUMMARY_WORD = re.compile(r"summar|compact|handoff", re.IGNORECASE)
+_PROBE = re.compile(r"\W*(?:quota|ping|test|hi|hello|warm ?up)\W*", re.IGNORECASE)
+_READ_CHARS = 2000  # of an order, from its start
 
 
 def role_of(view: RequestView) -> Role:
@@ -33,11 +35,14 @@ def role_of(view: RequestView) -> Role:
         return Role.COMPACTION
     if view.tools:
         return Role.MAIN
-    for asked in (view.system[:2000], view.last_user[:2000]):  # the user's may hold a transcript
-        if _TITLE_ORDER.search(asked):
-            return Role.TITLE
-        if _SUMMARY_WORD.search(asked):
-            return Role.COMPACTION
+    if not view.system and _PROBE.fullmatch(view.last_user):
+        return Role.PROBE
+    # Side calls have a system prompt of their own; where there is none, the order is the message.
+    order = (view.system or view.last_user)[:_READ_CHARS]
+    if _TITLE_ORDER.search(order):
+        return Role.TITLE
+    if _SUMMARY_WORD.search(order):
+        return Role.COMPACTION
     return Role.MAIN
 
 
@@ -46,7 +51,8 @@ class RoleTracker:
 
     def __init__(self, harness: Harness) -> None:
         self._harness = harness
-        self._chains: dict[str, str] = {}  # system text -> chain
+        self._main_system: str | None = None
+        self._agents: set[str] = set()  # chains of other agents
 
     def classify(self, view: RequestView) -> tuple[str, Role]:
         role = self._harness.role(view)
@@ -56,12 +62,23 @@ class RoleTracker:
         return chain, role
 
     def _generic_chain(self, view: RequestView, role: Role) -> str:
-        known = self._chains.get(view.system)
-        if known is not None:
-            return known
+        """Agents of one kind that work at once are told apart by what they were asked."""
+        if view.system == self._main_system:
+            return MAIN_CHAIN
+        chain = f"agent-{_digest(view.system, view.first_user)}"
+        if chain in self._agents:
+            return chain
         if role is not Role.MAIN:
             return MAIN_CHAIN
-        digest = hashlib.blake2b(view.system.encode("utf-8", "replace"), digest_size=6).hexdigest()
-        chain = f"agent-{digest}" if self._chains else MAIN_CHAIN
-        self._chains[view.system] = chain
+        if self._main_system is None:
+            self._main_system = view.system
+            return MAIN_CHAIN
+        self._agents.add(chain)
         return chain
+
+
+def _digest(*texts: str) -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for text in texts:
+        digest.update(text.encode("utf-8", "replace") + b"\0")
+    return digest.hexdigest()

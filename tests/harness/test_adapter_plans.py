@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import tomllib
+from dataclasses import replace
 
 import pytest
 
-from clawgym_jax.core.interfaces import Endpoint, Harness, RequestView
-from clawgym_jax.core.types import Role
-from clawgym_jax.harness import claude_code, pi
+from clawgym_jax.core.interfaces import Endpoint, Harness, McpServer
+from clawgym_jax.harness import claude_code, codex, openclaw, pi
 from clawgym_jax.harness.claude_code import ClaudeCode
+from clawgym_jax.harness.codex import Codex
+from clawgym_jax.harness.openclaw import OpenClaw
 from clawgym_jax.harness.pi import Pi
 from clawgym_jax.sandbox import recipes
 
@@ -18,11 +20,18 @@ ENDPOINT = Endpoint("http://127.0.0.1:8080/e/abc", "key-abc", "policy", 40_000, 
 INSTRUCTION = "Do it; $(rm) 'now'\n--help"
 
 
-def view(headers: Mapping[str, str] = {}, system: str = "s", last: str = "u") -> RequestView:
-    return RequestView(headers, system, "u", last, ("Bash",))
+HARNESSES = [
+    Pi(),
+    ClaudeCode(),
+    Codex(),
+    OpenClaw(),
+    OpenClaw(api="openai-completions"),
+    OpenClaw(api="anthropic-messages"),
+]
+UNTOLD = {"codex": {str(ENDPOINT.max_tok)}}  # no setting for the length of an answer
 
 
-@pytest.mark.parametrize("harness", [Pi(), ClaudeCode()], ids=lambda h: h.name)
+@pytest.mark.parametrize("harness", HARNESSES, ids=lambda h: f"{h.name}-{h.protocol}")
 def test_plans_are_explicit(harness: Harness) -> None:
     plan = harness.launch(ENDPOINT, INSTRUCTION, "/workspace", "/home/agent")
     assert plan == harness.launch(ENDPOINT, INSTRUCTION, "/workspace", "/home/agent")
@@ -31,7 +40,8 @@ def test_plans_are_explicit(harness: Harness) -> None:
     assert recipes.HARNESS_DIR in plan.env["PATH"]
     assert harness.image in recipes.RECIPES
     told = json.dumps(dict(plan.env)) + "".join(text.decode() for text in plan.files.values())
-    for what in (ENDPOINT.base_url, ENDPOINT.key, str(ENDPOINT.window_tok), str(ENDPOINT.max_tok)):
+    facts = {ENDPOINT.base_url, ENDPOINT.key, str(ENDPOINT.window_tok), str(ENDPOINT.max_tok)}
+    for what in facts - UNTOLD.get(harness.name, set()):
         assert what in told
     assert all(not name.startswith("/") for name in plan.files)
 
@@ -39,19 +49,8 @@ def test_plans_are_explicit(harness: Harness) -> None:
 def test_versions_are_those_of_the_images() -> None:
     assert recipes.PI.endswith(f"@{pi.VERSION}")
     assert recipes.CLAUDE_CODE.endswith(f"@{claude_code.VERSION}")
-
-
-def test_roles_and_chains_of_claude_code() -> None:
-    harness = ClaudeCode()
-    assert (harness.chain(view()), harness.role(view())) == ("main", Role.MAIN)
-    below = view({"x-claude-code-agent-id": "a1"})
-    assert (harness.chain(below), harness.role(below)) == ("a1", Role.SUBAGENT)
-    compaction = view(last="CRITICAL: Respond with TEXT ONLY. Summarise.")
-    assert harness.role(compaction) is Role.COMPACTION
-
-
-def test_roles_and_chains_of_pi() -> None:
-    assert (Pi().chain(view()), Pi().role(view())) == ("main", Role.MAIN)
+    assert recipes.OPENCLAW.endswith(f"@{openclaw.VERSION}")
+    assert recipes.CODEX.endswith(f"@{codex.VERSION}")
 
 
 def test_claude_codes_prompt_is_its_own_unless_asked() -> None:
@@ -61,3 +60,31 @@ def test_claude_codes_prompt_is_its_own_unless_asked() -> None:
     small = ClaudeCode(tools=("Bash", "Read"), system_prompt="Work.")
     argv = small.launch(ENDPOINT, INSTRUCTION, "/workspace", "/home/agent").argv
     assert list(argv) == [*full, "--tools", "Bash,Read", "--system-prompt", "Work."]
+
+
+def test_codexs_configuration_is_toml_whatever_is_in_it() -> None:
+    server = McpServer("notes", ('say "hi"\n', "ü \\ 'x'"), {"A.B": "{workspace}"})
+    plan = Codex().launch(ENDPOINT, INSTRUCTION, "/work space", "/home/agent", [server])
+    config = tomllib.loads(plan.files[".codex/config.toml"].decode())
+    told = {"command": 'say "hi"\n', "args": ["ü \\ 'x'"], "env": {"A.B": "/work space"}}
+    assert config["mcp_servers"] == {"notes": told}
+    assert config["model_providers"]["proxy"]["base_url"] == f"{ENDPOINT.base_url}/v1"
+
+
+@pytest.mark.parametrize("window_tok", [8_000, 20_000, 40_000, 200_000])
+def test_codex_leaves_room_for_an_answer_and_a_tools_result(window_tok: int) -> None:
+    endpoint = replace(ENDPOINT, window_tok=window_tok)
+    plan = Codex().launch(endpoint, INSTRUCTION, "/workspace", "/home/agent")
+    config = tomllib.loads(plan.files[".codex/config.toml"].decode())
+    limit, result = config["model_auto_compact_token_limit"], config["tool_output_token_limit"]
+    assert limit > 0 and limit + result + endpoint.max_tok <= window_tok
+
+
+@pytest.mark.parametrize(("window_tok", "percent"), [(40_000, 34), (99_000, 87), (100_000, None)])
+def test_claude_code_is_told_to_compact_early_in_a_small_window(
+    window_tok: int, percent: int | None
+) -> None:
+    """It counts a window below 100k as 100k, so it is told a share of that."""
+    plan = ClaudeCode().launch(replace(ENDPOINT, window_tok=window_tok), "Do it.", "/w", "/h")
+    told = plan.env.get("CLAUDE_AUTOCOMPACT_PCT_OVERRIDE")
+    assert told == (None if percent is None else str(percent))

@@ -38,14 +38,7 @@ _PROTOCOLS: Mapping[str, WireProtocol] = {
     "responses/input_tokens": _RESPONSES,
 }
 _COUNTS = ("messages/count_tokens", "responses/input_tokens")
-_ODD_FORM = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_ODD_FORM = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _ENDPOINTS = ", ".join(f"/v1/{name}" for name in _PROTOCOLS)
 
 
@@ -168,6 +161,8 @@ def _unforeseen_forms() -> Iterator[None]:
     """A form that nobody thought of: it is the request that does not fit."""
     try:
         yield
+    except RecursionError as error:
+        raise invalid("JSON that is nested less deeply", "more levels than can be read") from error
     except _ODD_FORM as error:
         kind = type(error).__name__
         raise invalid("a request in the protocol's form", kind, str(error)[:200]) from error

@@ -168,14 +168,8 @@ def damaged_text(rng: random.Random, body: Any) -> bytes:
     if deed == 6:
         deep = rng.choice([50, 600, 990, 5000])
         nested = rng.choice([b"[" * deep + b"]" * deep, b'{"a":' * deep + b"1" + b"}" * deep])
-        return (
-            b'{"'
-            + rng.choice([b"x", b"tools", b"system", b"text"])
-            + b'": '
-            + nested
-            + b", "
-            + raw[1:]
-        )
+        place = rng.choice([b'"object"', b'"Do it."', b'"x"', b'"m"', b'"Act."'])
+        return raw.replace(place, nested, 1)
     if deed == 7:
         return b'{"metadata": ' + b"9" * rng.choice([400, 5000]) + b", " + raw[1:]
     if deed == 8:

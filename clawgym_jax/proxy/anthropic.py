@@ -131,9 +131,6 @@ class AnthropicMessages:
             message = f"prompt is too long: {fault.prompt_tok} tokens > {fault.window_tok} maximum"
         return {"type": "error", "error": {"type": _ERROR_TYPES[fault.kind], "message": message}}
 
-    def count(self, prompt_tok: int) -> dict[str, Any]:
-        return {"input_tokens": prompt_tok}
-
 
 def _system_text(system: Any) -> str:
     if system is None or isinstance(system, str):

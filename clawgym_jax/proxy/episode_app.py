@@ -37,7 +37,10 @@ _PROTOCOLS: Mapping[str, WireProtocol] = {
     "responses": _RESPONSES,
     "responses/input_tokens": _RESPONSES,
 }
-_COUNTS = ("messages/count_tokens", "responses/input_tokens")
+_COUNTS: Mapping[str, Mapping[str, str]] = {  # what an answer has besides the count
+    "messages/count_tokens": {},
+    "responses/input_tokens": {"object": "response.input_tokens"},
+}
 _ODD_FORM = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _ENDPOINTS = ", ".join(f"/v1/{name}" for name in _PROTOCOLS)
 
@@ -83,8 +86,8 @@ class EpisodeApp:
         with _unforeseen_forms():
             request = protocol.parse(body, dict(http.headers))
             if path in _COUNTS:
-                prompt_tok = await session.count_tokens(request)
-                await _reply(protocol.count(prompt_tok), http, receive, send)
+                count = {"input_tokens": await session.count_tokens(request)}
+                await _reply({**_COUNTS[path], **count}, http, receive, send)
                 return
             prepared = await session.prepare(request)
         await self._answer(prepared, protocol, session, Client(receive, send), started_s)
@@ -169,11 +172,10 @@ def _unforeseen_forms() -> Iterator[None]:
 
 
 def _require_key(http: HttpRequest, session: Session) -> None:
-    given = http.headers.get("x-api-key") or ""
-    authorization = http.headers.get("authorization", "")
-    if authorization.lower().startswith("bearer "):
-        given = authorization[7:].strip()
-    if not hmac.compare_digest(given.encode(), session.key.encode()):
+    scheme, _, token = http.headers.get("authorization", "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    given = [key.encode() for key in (bearer, http.headers.get("x-api-key", "")) if key]
+    if not any(hmac.compare_digest(key, session.key.encode()) for key in given):
         raise RequestFault(
             FaultKind.AUTH,
             "expected this episode's key as 'Authorization: Bearer KEY' or 'x-api-key: KEY', "

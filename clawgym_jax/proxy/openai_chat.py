@@ -123,9 +123,6 @@ class OpenAIChat:
             )
         return error_body(fault, message)
 
-    def count(self, prompt_tok: int) -> dict[str, Any]:
-        return {"prompt_tokens": prompt_tok}
-
 
 def _require_served(body: Mapping[str, Any]) -> None:
     if body.get("n") not in (None, 1):

@@ -101,9 +101,6 @@ class OpenAIResponses:
     def error(self, fault: RequestFault) -> dict[str, Any]:
         return error_body(fault, _words(fault))
 
-    def count(self, prompt_tok: int) -> dict[str, Any]:
-        return {"object": "response.input_tokens", "input_tokens": prompt_tok}
-
 
 def _words(fault: RequestFault) -> str:
     if isinstance(fault, PromptOverflow):

@@ -37,10 +37,6 @@ class WireProtocol(Protocol):
         """What ends a stream that has begun and gets no answer."""
         ...
 
-    def count(self, prompt_tok: int) -> dict[str, Any]:
-        """Body of an answer to a question for the length of a prompt."""
-        ...
-
     def error(self, fault: RequestFault) -> dict[str, Any]:
         """Body of an error response."""
         ...

@@ -174,3 +174,22 @@ def test_a_model_is_known_by_any_name() -> None:
             assert (one["id"], one["object"], one["type"]) == ("gpt-x", "model", "model")
 
     asyncio.run(run())
+
+
+def test_the_key_in_either_header() -> None:
+    async def run() -> None:
+        async with stage() as s:
+            key, url = s.endpoint.key, f"{s.endpoint.base_url}/v1/models"
+            for headers, status in (
+                ({"authorization": f"bearer  {key}"}, 200),
+                ({"x-api-key": key}, 200),
+                ({"x-api-key": key, "authorization": "Bearer other"}, 200),
+                ({"x-api-key": "other", "authorization": f"Bearer {key}"}, 200),
+                ({"authorization": f"Basic {key}"}, 401),
+                ({"authorization": key}, 401),
+                ({"x-api-key": key + "x"}, 401),
+                ({"x-api-key": ""}, 401),
+            ):
+                assert (await s.http.get(url, headers=headers)).status_code == status, headers
+
+    asyncio.run(run())

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from clawgym_jax.core.interfaces import Endpoint, LaunchPlan, McpServer, RequestView
+from clawgym_jax.core.interfaces import Endpoint, Harness, LaunchPlan, McpServer, RequestView
 from clawgym_jax.core.log import RecordLog
 from clawgym_jax.core.types import Completion, Finish, Role, SamplingParams, Stop
 from clawgym_jax.harness.roles import role_of
@@ -159,6 +159,11 @@ class Stage:
         url = f"{self.endpoint.base_url}/v1/messages"
         return await self.http.post(url, json=body, headers={**self.auth, **(headers or {})})
 
+    async def responses(self, items: list[Any], headers: Any = None, **more: Any) -> httpx.Response:
+        body = {"model": "m", "input": items, **more}
+        url = f"{self.endpoint.base_url}/v1/responses"
+        return await self.http.post(url, json=body, headers={**self.auth, **(headers or {})})
+
 
 FAST = ProxyConfig(settle_interval_s=0.002, retry_grace_s=0.3, keepalive_s=0.05, engine_wait_s=2.0)
 
@@ -173,8 +178,9 @@ async def stage(
     gated: bool = False,
     sampling: SamplingParams | None = None,
     folder: str | None = None,
+    harness: Harness | None = None,
 ) -> AsyncIterator[Stage]:
-    """folder: keeps the log."""
+    """folder: keeps the log. harness: whose word on chains and roles counts; AnyHarness."""
     codec = codec or tiny_codec()
     engine = ScriptedEngine(codec, list(script), gate=asyncio.Event() if gated else None)
     with tempfile.TemporaryDirectory() as passing:
@@ -183,7 +189,13 @@ async def stage(
             proxy = ProxyServer(codec, log, "run", config)
             await proxy.start()
             spec = EpisodeSpec(
-                "ep", AnyHarness(), engine, sampling or SamplingParams(), window_tok, max_tok, 7
+                "ep",
+                harness or AnyHarness(),
+                engine,
+                sampling or SamplingParams(),
+                window_tok,
+                max_tok,
+                7,
             )
             try:
                 endpoint = proxy.open_episode(spec)

@@ -47,8 +47,10 @@ class RecordLog:
         end = _valid_end(self._fd, self.path)
         self._cut_tail(end)
         os.lseek(self._fd, end, os.SEEK_SET)
+        self._end = end
         if end == 0:
             _write_all(self._fd, MAGIC)
+            self._end = len(MAGIC)
 
     def append(self, record: Any) -> None:
         """Returns once the record is the operating system's (or the disk's, with sync)."""
@@ -57,13 +59,13 @@ class RecordLog:
             raise RecordError(f"a record of {len(payload)} bytes exceeds {MAX_RECORD_BYTES}")
         frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
         with self._lock:
-            start = os.lseek(self._fd, 0, os.SEEK_CUR)
             try:
                 _write_all(self._fd, frame)
             except BaseException:
-                os.ftruncate(self._fd, start)  # disk full: leave no torn frame in the middle
-                os.lseek(self._fd, start, os.SEEK_SET)
+                os.ftruncate(self._fd, self._end)  # disk full: leave no torn frame in the middle
+                os.lseek(self._fd, self._end, os.SEEK_SET)
                 raise
+            self._end += len(frame)
             if self._sync:
                 os.fdatasync(self._fd)
 

@@ -200,6 +200,55 @@ def test_tools_of_an_mcp_server() -> None:
     assert "no tool library__fly" in no_tool and "library__search" in no_tool
 
 
+RUDE = """
+import json, sys
+
+def say(message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in "abcd"]
+for line in sys.stdin:
+    message = json.loads(line)
+    method, number = message.get("method"), message.get("id")
+    if number is None or method is None:
+        continue
+    print("a line that is no message", flush=True)
+    say({"method": "notifications/message", "params": {}})
+    say({"id": "theirs", "method": "ping"})
+    say({"id": "more", "method": "roots/list"})
+    say({"id": number - 1, "result": {"late": True}})
+    if method == "tools/list":
+        at = int(message["params"].get("cursor", 0))
+        more = {"nextCursor": str(at + 2)} if at == 0 else {}
+        say({"id": number, "result": {"tools": TOOLS[at:at + 2], **more}})
+    elif method == "tools/call" and message["params"]["name"] == "a":
+        image = {"type": "image", "data": "", "mimeType": "image/png"}
+        say({"id": number, "result": {"content": [{"type": "text", "text": "one"}, image]}})
+    elif method == "tools/call" and message["params"]["name"] == "b":
+        say({"id": number, "result": {"content": [], "structuredContent": {"x": 1}}})
+    elif method == "tools/call" and message["params"]["name"] == "c":
+        say({"id": number, "error": {"code": 1, "message": "not today"}})
+    elif method == "tools/call":
+        sys.exit()
+    else:
+        say({"id": number, "result": {}})
+"""
+
+
+def test_an_mcp_server_without_manners() -> None:
+    server = McpServer("rude", ("python3", "{home}/rude.py"), files={"rude.py": RUDE.encode()})
+    names = ("a", "b", "c", "d", "a")
+    calls = "".join(call_text(f"rude__{name}", {}) for name in names)
+    played = run([calls, "Done."], servers=[server])
+    assert played.returncode == 0, played.stderr
+    assert_appends(played)
+    one, two, refused, ended, gone = results_of(played)
+    assert (one, two) == ("one\n[image left out]", '{"x": 1}')
+    assert refused == "error: tools/call: not today"
+    assert ended == "error: tools/call: the server has ended"
+    assert gone.startswith("error: ")
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

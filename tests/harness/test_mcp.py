@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib.util
+import itertools
 import json
 import re
 import subprocess
@@ -12,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import clawgym_jax.harness.mcp
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.interfaces import Harness, McpServer, SandboxFactory
 from clawgym_jax.core.log import RecordLog
@@ -149,6 +155,53 @@ def test_bad_messages_get_the_errors_of_json_rpc(tmp_path: Path) -> None:
         (4, -32602),
         (6, None),
     ]
+
+
+@functools.cache
+def corpus_module() -> Any:
+    """programs/corpus.py, which is in no package."""
+    path = Path(clawgym_jax.harness.mcp.__file__).parent / "programs" / "corpus.py"
+    spec = importlib.util.spec_from_file_location("corpus", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TEXTS = st.text(st.sampled_from("ab \n\r\u2028é"), max_size=9000)
+
+
+@settings(max_examples=40, deadline=None)
+@given(TEXTS)
+def test_passages_and_pages_are_the_whole_text(text: str) -> None:
+    found = list(corpus_module().passages(text))
+    assert all(text[start:end] == piece for start, end, piece in found)
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
+    covered = "".join(piece for _, _, piece in found)
+    assert text.startswith(covered) and not text[len(covered) :].strip()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "a.txt").write_bytes(text.encode())
+        corpus = corpus_module().Corpus(folder)
+        pages, offset = "", 0
+        while offset is not None:
+            page = corpus.fetch("a.txt", offset)
+            more = re.search(r"\n\[characters \d+-\d+ of \d+; go on with offset=(\d+)\]\Z", page)
+            pages += page[: more.start()] if more else page
+            offset = int(more[1]) if more else None
+        assert pages == text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def test_the_best_passage_comes_first(tmp_path: Path) -> None:
+    for i in range(30):
+        (tmp_path / f"{i:02}.txt").write_text(f"Lake number {i}. The lake is deep.\n")
+    (tmp_path / "17.txt").write_text("padding " * 400 + "\nThe otter swims in the lake.\n")
+    (tmp_path / "link.txt").symlink_to("/etc/hostname")
+    corpus = corpus_module().Corpus(str(tmp_path))
+    assert "link.txt" not in list(corpus.names())
+    found = corpus.search("otter in a lake", 3)
+    assert found.startswith("1. 17.txt (offset 3201)\nThe otter swims")
+    assert len(re.findall(r"^\d+\. ", found, re.MULTILINE)) == 3
+    assert corpus.search("OTTER", 9).count("offset") == 1
 
 
 # ---- through the harnesses ------------------------------------------------------------------

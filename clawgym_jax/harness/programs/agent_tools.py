@@ -221,7 +221,8 @@ class Tools:
             _kill(self._interpreter)
             for pipe in (self._interpreter.stdin, self._interpreter.stdout):
                 assert pipe is not None
-                pipe.close()
+                with contextlib.suppress(OSError):  # code that it did not read any more
+                    pipe.close()
             self._interpreter = None
 
     def _ends_of(self, file: Any) -> str:

@@ -7,6 +7,7 @@ the server does. Source: the Model Context Protocol, transport "stdio".
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -92,7 +93,8 @@ class Server:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(OSError):  # what the server did not read any more
+                    pipe.close()
 
     def _decline(self, message: dict[str, Any]) -> None:
         """Answers what the server asks: a ping, or something that this client cannot do."""

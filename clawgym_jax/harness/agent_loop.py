@@ -76,7 +76,7 @@ class AgentLoop:
         return LaunchPlan(
             argv=["python3", "-I", "-S", f"{home}/{FOLDER}/agent.py", instruction],
             env={
-                "PATH": "/usr/local/bin:/usr/bin:/bin",
+                "PATH": "/usr/local/bin:/usr/bin:/bin:/opt/python/bin",  # the last: bubblewrap
                 "HOME": home,
                 "LANG": "C.UTF-8",
                 "AGENT_LOOP_KEY": endpoint.key,

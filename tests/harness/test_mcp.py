@@ -34,8 +34,10 @@ from clawgym_jax.harness.qwen_code import QwenCode
 from clawgym_jax.proxy import ProxyServer
 from clawgym_jax.proxy.breaks import extends
 from clawgym_jax.rollout.episode import Instance, Limits, Site, run_episode
+from clawgym_jax.sandbox import bubblewrap
 from clawgym_jax.sandbox.process import ProcessSandboxes
 from clawgym_jax.tasks.task import FolderTask
+from tests.conftest import require
 from tests.harness.stagehand import PATIENT, WINDOW_TOK, Part, Stagehand, require_image
 from tests.proxy.qwen3 import qwen3_codec
 from tests.proxy.support import call_text
@@ -258,8 +260,12 @@ def assert_used(found: Episode, stagehand: Stagehand) -> None:
     assert FACT in said, said  # what the server found, told to the model
 
 
-def test_the_agent_loop_uses_a_tasks_server(tmp_path: Path) -> None:
-    found, stagehand = play(AgentLoop(), ProcessSandboxes, tmp_path)
+@pytest.mark.parametrize("kind", ["process", "bubblewrap"])
+def test_the_agent_loop_uses_a_tasks_server(kind: str, tmp_path: Path) -> None:
+    if kind == "bubblewrap":
+        require(not bubblewrap.why_not(), bubblewrap.why_not())
+    make = {"process": ProcessSandboxes, "bubblewrap": bubblewrap.BubblewrapSandboxes}[kind]
+    found, stagehand = play(AgentLoop(), make, tmp_path)
     assert_used(found, stagehand)
 
 

@@ -1,7 +1,9 @@
 """Anthropic Messages: wire form in and out.
 
 Not here: HTTP, prompts, sampling. `cache_control`, ids of messages and signatures of reasoning
-mean nothing to the model and are left out; so are tools that only the protocol's maker serves.
+mean nothing to the model and are left out; so are tools that only the protocol's maker serves. A
+tool with `defer_loading` is declared in the result that refers to it: found late, it changes
+nothing in front of it.
 Source: the public Messages API (version 2023-06-01).
 Invariant: a streamed message accumulates to exactly the message that is not streamed, but for a
 call whose arguments are no object: a stream carries them raw, a whole message shows them as text.
@@ -15,23 +17,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from clawgym_jax.proxy.call_forms import arguments_object
-from clawgym_jax.proxy.faults import FaultKind, PromptOverflow, RequestFault, invalid
+from clawgym_jax.proxy.faults import FaultKind, PromptOverflow, RequestFault
 from clawgym_jax.proxy.protocol import dump
 from clawgym_jax.proxy.tool_calls import raw_calls_as_text
-from clawgym_jax.proxy.turns import Answer, Request, ToolCall, Turn
+from clawgym_jax.proxy.turns import Answer, Request, Turn
 from clawgym_jax.proxy.wire_text import (
-    block_text,
     flag,
-    flat_text,
     limit_of,
-    named,
-    optional_list,
     optional_text,
-    require,
     require_turns,
     sampling_asked,
     strings_of,
-    without_billing,
 )
 
 _ERROR_TYPES = {
@@ -62,27 +58,28 @@ class AnthropicMessages:
     # ---- in -----------------------------------------------------------------------------------
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Request:
+        tools = [named(tool, "a tool") for tool in optional_list(body, "tools")]
+        served = [tool for tool in tools if tool.get("type") in (None, "custom")]
+        left_out = [str(tool["type"]) for tool in tools if tool not in served]
+        deferred = {tool["name"]: _tool(tool) for tool in served if tool.get("defer_loading")}
         turns: list[Turn] = []
         system = _system_text(body.get("system"))
         if system:
             turns.append(Turn("system", system))
         for message in require(body, "messages", list, "a list of messages"):
-            turns += _turns_of(message)
+            turns += _turns_of(message, deferred)
         thinking = body.get("thinking")
-        tools = [named(tool, "a tool") for tool in optional_list(body, "tools")]
-        served = [tool for tool in tools if tool.get("type") in (None, "custom")]
-        left_out = [str(tool["type"]) for tool in tools if tool not in served]
         return Request(
             protocol=self.name,
             model=optional_text(body, "model"),
             turns=require_turns(turns),
-            tools=tuple(map(_tool, served)),
+            tools=tuple(_tool(tool) for tool in served if tool["name"] not in deferred),
             max_tok=limit_of(body, "max_tokens"),
             stop_strings=strings_of(body.get("stop_sequences"), "stop_sequences"),
             stream=flag(body, "stream"),
             include_usage=True,
             show_thinking=isinstance(thinking, Mapping) and thinking.get("type") != "disabled",
-            requested=sampling_asked(body, left_out),
+            requested=sampling_asked(body, tools.left_out),
             headers=headers,
         )
 
@@ -130,91 +127,6 @@ class AnthropicMessages:
         if isinstance(fault, PromptOverflow):
             message = f"prompt is too long: {fault.prompt_tok} tokens > {fault.window_tok} maximum"
         return {"type": "error", "error": {"type": _ERROR_TYPES[fault.kind], "message": message}}
-
-
-def _system_text(system: Any) -> str:
-    if system is None or isinstance(system, str):
-        return without_billing([system or ""])
-    if not isinstance(system, list):
-        raise invalid('"system" to be a string or a list of text blocks', system)
-    return without_billing([block_text(block) for block in system])
-
-
-def _turns_of(message: Any) -> list[Turn]:
-    role = message.get("role") if isinstance(message, Mapping) else None
-    if role not in ("user", "assistant", "system", "developer"):
-        raise invalid('a message with role "user", "assistant" or "system"', message)
-    content = message.get("content")
-    if role == "assistant":
-        return [_assistant(content)]
-    if role in ("system", "developer"):
-        text = without_billing([flat_text(content)])
-        return [Turn("system", text)] if text else []
-    if isinstance(content, str):
-        return [Turn("user", content)]
-    return _user(require(message, "content", list, "a string or a list of blocks"))
-
-
-def _user(blocks: list[Any]) -> list[Turn]:
-    """Tool results are turns of their own; texts between them are joined."""
-    turns: list[Turn] = []
-    texts: list[str] = []
-    for block in blocks:
-        if isinstance(block, Mapping) and block.get("type") == "tool_result":
-            if texts:
-                turns.append(Turn("user", "\n".join(texts)))
-                texts = []
-            tool_use_id = str(block.get("tool_use_id", ""))
-            turns.append(Turn("tool", _result(block.get("content")), tool_call_id=tool_use_id))
-        else:
-            texts.append(block_text(block))
-    if texts or not turns:
-        turns.append(Turn("user", "\n".join(texts)))
-    return turns
-
-
-def _result(content: Any) -> str:
-    """Text of a tool result; Claude Code's tool references are names."""
-    if not isinstance(content, list):
-        return flat_text(content)
-    texts = []
-    for block in content:
-        if isinstance(block, Mapping) and block.get("type") == "tool_reference":
-            texts.append(str(block.get("tool_name", "")))
-        else:
-            texts.append(block_text(block))
-    return "\n".join(texts)
-
-
-def _assistant(content: Any) -> Turn:
-    if isinstance(content, str):
-        return Turn("assistant", content)
-    if not isinstance(content, list):
-        raise invalid("assistant content as a string or a list of blocks", content)
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    for block in content:
-        kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind == "tool_use":
-            arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
-            name = named(block, "a tool_use block")["name"]
-            calls.append(ToolCall(str(block.get("id", "")), name, arguments))
-        elif kind == "thinking":
-            thoughts.append(str(block.get("thinking", "")))
-        elif kind != "redacted_thinking":
-            texts.append(block_text(block))
-    return Turn("assistant", "\n".join(texts), tuple(calls), "", "\n".join(thoughts))
-
-
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool["name"]}
-    if description := optional_text(tool, "description"):
-        function["description"] = description
-    schema = tool.get("input_schema") or {"type": "object", "properties": {}}
-    if not isinstance(schema, Mapping):
-        raise invalid('"input_schema" to be an object', schema)
-    return {"type": "function", "function": {**function, "parameters": schema}}
 
 
 def _shell(request: Request, call_id: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from clawgym_jax.core.types import Role
 from clawgym_jax.harness.claude_code import ClaudeCode
 from clawgym_jax.proxy.breaks import extends
-from clawgym_jax.tree.filters import FilterConfig
+from clawgym_jax.tree.filters import DEAD_LEAF, FilterConfig
 from tests.harness.stagehand import (
     ALL_ROLES,
     Part,
@@ -65,6 +65,31 @@ def test_works_and_only_appends(tmp_path: Path) -> None:
     results = played.stagehand.prompts[2].rpartition("<|im_start|>user")[2]
     assert 0 < results.index("slow") < results.index("fast")
     assert "x-anthropic-billing-header" not in played.stagehand.prompts[0]
+
+
+@pytest.mark.parametrize("model", ["claude-sonnet-4-5", "policy"])
+def test_a_tool_found_late_and_an_empty_answer(model: str, tmp_path: Path) -> None:
+    """Under a name that it does not know, system messages stand in the middle of the list."""
+    lines = [
+        call("ToolSearch", query="select:WebFetch"),
+        bash("printf hello > out.txt"),
+        "",
+        "All is done.",
+    ]
+    played = perform(
+        ClaudeCode(model=model), Part("ALPHA", [*lines]), instruction=TASK, base=tmp_path
+    )
+    why = played.explain()
+    assert played.result.returncode == 0 and b"All is done." in played.result.stdout, why
+    assert played.files == {"out.txt": "hello"}, why
+    assert_sampled_once(played)
+    assert_appends(played.calls[:3], why)
+    found = played.stagehand.prompts[1].rpartition("<tool_response>")[2]
+    assert '"name": "WebFetch"' in found, why
+    empty, last = played.calls[2:]
+    assert last.breaks == ("dropped turn",), why
+    assert shared_tok(empty, last) > empty.prompt_tok - 8, why
+    assert played.select(FilterConfig()).dropped == {2: DEAD_LEAF}, why
 
 
 def test_sub_agents_at_once_have_chains_of_their_own(tmp_path: Path) -> None:

@@ -259,6 +259,30 @@ def test_system_messages_stand_in_the_middle_of_the_list() -> None:
     assert set(call.role for call in played.calls) == {Role.MAIN}
 
 
+def test_a_tool_that_is_found_late_is_declared_where_it_was_found() -> None:
+    """The list of tools grows in the middle; the prompt grows at its end, and only by then."""
+
+    def tool(name: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "description": f"To {name}", "input_schema": {}, **more}
+
+    async def play(s: Stage) -> None:
+        tools = [tool("find"), LOOK_ANTHROPIC, tool("never_call", defer_loading=True)]
+        first = await said(s, [TASK], tools=tools)
+        tools = [tool("fetch", defer_loading=True), *tools]
+        reference = {"type": "tool_reference", "tool_name": "fetch"}
+        found = user(result(uses(first)[0], [reference]), text("Tool loaded."))
+        second = await said(s, [TASK, assistant(first), found], tools=tools)
+        history = [TASK, assistant(first), found, assistant(second)]
+        await said(s, [*history, user(result(uses(second)[0]))], tools=tools)
+
+    fetched = call_text("fetch", {"from": "x"})
+    played = reenact(call_text("find", {"query": "fetch"}), fetched, "Done.", play=play)
+    assert_appends(played.calls)
+    first, second = (tiny_codec().decode(c.prompt_ids) for c in played.calls[:2])
+    assert "To find" in first and "To fetch" not in first
+    assert "To fetch" in second.rpartition("<tool_response>")[2] and "never_call" not in second
+
+
 def test_a_compaction_shares_the_prefix_and_the_next_root_keeps_a_pair() -> None:
     order = "CRITICAL: Respond with TEXT ONLY. Summarise."
 

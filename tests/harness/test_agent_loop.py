@@ -127,7 +127,7 @@ def test_tools_stop_in_time_and_are_short() -> None:
             bash("echo before; sleep 60"),
             call_text("python", {"code": "import time; time.sleep(60)"}),
             bash("seq 100000; exit 3"),
-            bash("sleep 60 & echo started"),
+            bash("sleep 2 & echo started"),
             "Done.",
         ],
         tool_timeout_s=1.0,
@@ -206,7 +206,7 @@ import json, sys
 def say(message):
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
 
-TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in "abcd"]
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in "abcde"] + [3, {}]
 for line in sys.stdin:
     message = json.loads(line)
     method, number = message.get("method"), message.get("id")
@@ -220,7 +220,7 @@ for line in sys.stdin:
     if method == "tools/list":
         at = int(message["params"].get("cursor", 0))
         more = {"nextCursor": str(at + 2)} if at == 0 else {}
-        say({"id": number, "result": {"tools": TOOLS[at:at + 2], **more}})
+        say({"id": number, "result": {"tools": TOOLS[at:at + 2 + at * 9], **more}})
     elif method == "tools/call" and message["params"]["name"] == "a":
         image = {"type": "image", "data": "", "mimeType": "image/png"}
         say({"id": number, "result": {"content": [{"type": "text", "text": "one"}, image]}})
@@ -228,6 +228,8 @@ for line in sys.stdin:
         say({"id": number, "result": {"content": [], "structuredContent": {"x": 1}}})
     elif method == "tools/call" and message["params"]["name"] == "c":
         say({"id": number, "error": {"code": 1, "message": "not today"}})
+    elif method == "tools/call" and message["params"]["name"] == "e":
+        say({"id": number, "result": [{"content": 3}]})
     elif method == "tools/call":
         sys.exit()
     else:
@@ -237,14 +239,15 @@ for line in sys.stdin:
 
 def test_an_mcp_server_without_manners() -> None:
     server = McpServer("rude", ("python3", "{home}/rude.py"), files={"rude.py": RUDE.encode()})
-    names = ("a", "b", "c", "d", "a")
+    names = ("a", "b", "c", "e", "d", "a")
     calls = "".join(call_text(f"rude__{name}", {}) for name in names)
     played = run([calls, "Done."], servers=[server])
     assert played.returncode == 0, played.stderr
     assert_appends(played)
-    one, two, refused, ended, gone = results_of(played)
+    one, two, refused, odd, ended, gone = results_of(played)
     assert (one, two) == ("one\n[image left out]", '{"x": 1}')
     assert refused == "error: tools/call: not today"
+    assert odd.startswith("error: tools/call: {")
     assert ended == "error: tools/call: the server has ended"
     assert gone.startswith("error: ")
 

@@ -95,19 +95,22 @@ class Toolbox:
         }
         self._servers: list[Any] = []
         self._theirs: dict[str, tuple[Any, str]] = {}
-        self.described = [_described(t.name, t.description, t.parameters) for t in self.own]
-        for name, told in config["servers"].items():
-            self._start(name, told, timeout_s)
-
-    @property
-    def own(self) -> list[Any]:
-        return [*self._tools.values()]
+        self.described = [
+            _described(tool.name, tool.description, tool.parameters)
+            for tool in self._tools.values()
+        ]
+        try:
+            for name, told in config["servers"].items():
+                self._start(name, told, timeout_s)
+        except mcp_client.McpError:
+            self.close()
+            raise
 
     def run(self, name: str, text: str) -> str:
         """The result of a call as text; errors are results too."""
         try:
             arguments = json.loads(text or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"error: the arguments are not JSON: {error}"
         if not isinstance(arguments, dict):
             return "error: the arguments must be a JSON object"

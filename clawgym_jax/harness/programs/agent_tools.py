@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HERE = os.path.dirname(os.path.abspath(__file__))
 LINES = 400  # of a file that read_file shows at once
 LISTED = 200  # names that list_files shows
-KINDS = {"string": str, "integer": int, "boolean": bool}
+KINDS = {"string": str, "integer": int}
 
 
 class Tool:

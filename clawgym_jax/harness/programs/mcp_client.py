@@ -46,8 +46,12 @@ class Server:
             raise McpError(f"cannot start {argv[0]}: {error}") from error
         info = {"name": "agent_loop", "version": "1"}
         hello = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": info}
-        self.request("initialize", hello)
-        self._send({"method": "notifications/initialized"})
+        try:
+            self.request("initialize", hello)
+            self._send({"method": "notifications/initialized"})
+        except McpError:
+            self.close()
+            raise
 
     def tools(self) -> list[dict[str, Any]]:
         """All pages of the server's tools."""
@@ -55,7 +59,7 @@ class Server:
         params: dict[str, Any] = {}
         for _ in range(MAX_PAGES):
             page = self.request("tools/list", params)
-            found += page.get("tools") or []
+            found += [tool for tool in _dicts(page.get("tools")) if tool.get("name")]
             if not page.get("nextCursor"):
                 break
             params = {"cursor": page["nextCursor"]}
@@ -65,8 +69,10 @@ class Server:
         """What a tool says, as text; errors of the tool are text too."""
         result = self.request("tools/call", {"name": name, "arguments": arguments})
         parts = [
-            part["text"] if part.get("type") == "text" else f"[{part.get('type')} left out]"
-            for part in result.get("content") or ()
+            str(part.get("text"))
+            if part.get("type") == "text"
+            else f"[{part.get('type')} left out]"
+            for part in _dicts(result.get("content"))
         ]
         if not parts and result.get("structuredContent") is not None:
             parts = [json.dumps(result["structuredContent"], ensure_ascii=False)]
@@ -83,9 +89,11 @@ class Server:
             if "method" in message:
                 self._decline(message)
             elif message.get("id") == self._next_id:
-                if "error" in message:
-                    raise McpError(f"{method}: {message['error'].get('message')}")
-                result: dict[str, Any] = message["result"]
+                result = message.get("result")
+                if not isinstance(result, dict):
+                    error = message.get("error")
+                    told = error.get("message") if isinstance(error, dict) else message
+                    raise McpError(f"{method}: {told}")
                 return result
 
     def close(self) -> None:
@@ -136,3 +144,8 @@ class Server:
             if not piece:
                 raise McpError(f"{what}: the server has ended")
             self._buffer += piece
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    """The objects of what should be a list of objects."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

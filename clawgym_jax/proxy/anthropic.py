@@ -1,9 +1,6 @@
 """Anthropic Messages: wire form in and out.
 
-Not here: HTTP, prompts, sampling. `cache_control`, ids of messages and signatures of reasoning
-mean nothing to the model and are left out; so are tools that only the protocol's maker serves. A
-tool with `defer_loading` is declared in the result that refers to it: found late, it changes
-nothing in front of it.
+Not here: HTTP, prompts, sampling, what a request's messages and tools say (anthropic_input.py).
 Source: the public Messages API (version 2023-06-01).
 Invariant: a streamed message accumulates to exactly the message that is not streamed, but for a
 call whose arguments are no object: a stream carries them raw, a whole message shows them as text.
@@ -16,6 +13,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from clawgym_jax.proxy.anthropic_input import tools_of, turns_of
 from clawgym_jax.proxy.call_forms import arguments_object
 from clawgym_jax.proxy.faults import FaultKind, PromptOverflow, RequestFault
 from clawgym_jax.proxy.protocol import dump
@@ -58,22 +56,13 @@ class AnthropicMessages:
     # ---- in -----------------------------------------------------------------------------------
 
     def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Request:
-        tools = [named(tool, "a tool") for tool in optional_list(body, "tools")]
-        served = [tool for tool in tools if tool.get("type") in (None, "custom")]
-        left_out = [str(tool["type"]) for tool in tools if tool not in served]
-        deferred = {tool["name"]: _tool(tool) for tool in served if tool.get("defer_loading")}
-        turns: list[Turn] = []
-        system = _system_text(body.get("system"))
-        if system:
-            turns.append(Turn("system", system))
-        for message in require(body, "messages", list, "a list of messages"):
-            turns += _turns_of(message, deferred)
+        tools = tools_of(body)
         thinking = body.get("thinking")
         return Request(
             protocol=self.name,
             model=optional_text(body, "model"),
-            turns=require_turns(turns),
-            tools=tuple(_tool(tool) for tool in served if tool["name"] not in deferred),
+            turns=require_turns(turns_of(body, tools.deferred)),
+            tools=tuple(tools.functions),
             max_tok=limit_of(body, "max_tokens"),
             stop_strings=strings_of(body.get("stop_sequences"), "stop_sequences"),
             stream=flag(body, "stream"),

@@ -163,6 +163,43 @@ def test_anthropic_tools_of_the_maker_are_left_out_by_name() -> None:
     assert request.requested["tools_left_out"] == ["web_search_20250305"]
 
 
+def test_deferred_tools_are_told_where_they_are_found() -> None:
+    """Claude Code's ToolSearch: a found tool joins the request's tools, in alphabetical order."""
+    found = {**LOOK_ANTHROPIC, "name": "find", "defer_loading": True}
+    holder = {**LOOK_ANTHROPIC, "name": "placeholder", "defer_loading": True}
+    reference = {"type": "tool_reference", "tool_name": "find"}
+
+    async def run() -> None:
+        async with stage(call_text("look", {}), "done") as s:
+            tools = [LOOK_ANTHROPIC, holder]
+            content = (await s.messages([USER], tools=tools)).json()["content"]
+            result = {
+                "type": "tool_result",
+                "tool_use_id": content[0]["id"],
+                "content": [reference],
+            }
+            history = [USER, {"role": "assistant", "content": content}]
+            history.append({"role": "user", "content": [result]})
+            await s.messages(history, tools=[found, *tools])
+            one, two = (await s.proxy.close_episode("ep")).calls
+            assert extends(two.prompt_ids, one) and two.breaks == ()
+            assert "placeholder" not in tiny_codec().decode(one.prompt_ids)
+            told = tiny_codec().decode(two.prompt_ids[one.prompt_tok :])
+            assert '"name": "find"' in told and '"path"' in told
+
+    asyncio.run(run())
+
+
+def test_deferred_tools_are_shown_at_once_where_the_maker_would_search() -> None:
+    deferred = {**LOOK_ANTHROPIC, "defer_loading": True}
+    search = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+    assert claude(USER, tools=[deferred]).tool_names == ()
+    assert claude(USER, tools=[deferred, search]).tool_names == ("look",)
+    unknown = {"type": "tool_reference", "tool_name": "gone"}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [unknown]}
+    assert claude(USER, {"role": "user", "content": [result]}).turns[1].text == "gone"
+
+
 # ---- freeform tools in Chat -------------------------------------------------------------------
 
 GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "x"'}}

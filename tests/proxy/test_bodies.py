@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.proxy.support import Stage, stage
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Do it."}]}).encode()
 LIMIT = ProxyConfig(max_body_bytes=10_000, settle_interval_s=0.002)
+ROOMY = ProxyConfig(max_body_bytes=200_000, settle_interval_s=0.002)  # a packed bomb fits
 CALLS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 
 
@@ -70,8 +72,7 @@ ODD: list[tuple[str, bytes, int, str]] = [
     ("encoding", "content", "status", "words"), ODD, ids=map(str, range(len(ODD)))
 )
 def test_odd_compressed_bodies(encoding: str, content: bytes, status: int, words: str) -> None:
-    config = ProxyConfig(max_body_bytes=200_000, settle_interval_s=0.002)
-    limit = config if content is BOMB else LIMIT
+    limit = ROOMY if content is BOMB else LIMIT
 
     async def run() -> None:
         async with stage(config=limit) as s:
@@ -82,6 +83,19 @@ def test_odd_compressed_bodies(encoding: str, content: bytes, status: int, words
             assert not s.engine.asked
 
     asyncio.run(run())
+
+
+def test_a_bomb_is_never_held_whole() -> None:
+    async def run() -> int:
+        async with stage(config=ROOMY) as s:
+            tracemalloc.start()
+            try:
+                assert (await send(s, BOMB, "gzip")).status_code == 413
+                return tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+
+    assert asyncio.run(run()) < 10_000_000
 
 
 @pytest.mark.parametrize("path", CALLS)

@@ -15,11 +15,9 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from clawgym_jax.core.interfaces import Endpoint
 from clawgym_jax.core.log import RecordLog
-from clawgym_jax.core.types import CallRecord, SamplingParams
+from clawgym_jax.core.types import CallRecord, Completion, SamplingParams
 from clawgym_jax.proxy import EpisodeSpec, ProxyConfig, ProxyServer
 from clawgym_jax.proxy.anthropic import AnthropicMessages
 from clawgym_jax.proxy.call_log import read_calls
@@ -33,25 +31,24 @@ from tests.proxy.support import AnyHarness, Asked, ScriptedEngine, call_text, co
 
 SEED = int(os.environ.get("FUZZ_SEED", "20261129"))
 REQUESTS, CONNECTIONS, EPISODES = 10_000, 16, 40
-HANG_S = 10.0
+HANG_S = 60.0
 CONFIG = ProxyConfig(settle_interval_s=0.002, keepalive_s=0.05, max_body_bytes=150_000)
-SAID = ("ok", "", "<think>\nhm\n</think>\n\nok", call_text("look", {"path": "ä"}), "So.\n"
-        + call_text("look", '{"path": }'), call_text("patch", {"input": "+x"}))  # fmt: skip
+SAID = (
+    "ok",
+    "",
+    "<think>\nhm\n</think>\n\nok",
+    call_text("look", {"path": "ä"}),
+    "So.\n" + call_text("look", '{"path": }'),
+    call_text("patch", {"input": "+x"}),
+)
 LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete")
 PROTOCOLS = {
     protocol.name: protocol for protocol in (AnthropicMessages(), OpenAIChat(), OpenAIResponses())
 }
 
 
-class Babbler(ScriptedEngine):
-    """Says one thing or another, never runs out of things to say."""
-
-    async def sample(self, *args: object) -> object:  # type: ignore[override]
-        self.script.append(lambda asked: spoken(asked))
-        return await super().sample(*args)  # type: ignore[arg-type]
-
-
-def spoken(asked: Asked) -> object:
+def spoken(asked: Asked) -> Completion:
+    """One thing or another."""
     codec = tiny_codec()
     said = SAID[asked.params.seed % len(SAID)]
     return completion(codec.encode_rendered(said + codec.end_of_turn).tolist())
@@ -130,15 +127,15 @@ async def fuzz(proxy: ProxyServer, endpoints: list[Endpoint], numbers: list[int]
 
 def id_of(call: CallRecord) -> str:
     """The id that the answer to a call carries."""
+    user = {"role": "user", "content": "x"}
     protocol = PROTOCOLS[call.protocol]
-    request = protocol.parse({"messages": [VALID["/v1/chat/completions"]["messages"][0],
-                              {"role": "user", "content": "x"}], "input": "x"}, {})  # fmt: skip
+    request = protocol.parse({"messages": [user], "input": [user]}, {})
     answer = Answer(call.call_id, Turn("assistant"), "stop", None, 1, 1, 0)
     return str(protocol.message(request, answer)["id"])
 
 
 def spec_of(n: int) -> EpisodeSpec:
-    engine = Babbler(tiny_codec(), [])
+    engine = ScriptedEngine(tiny_codec(), [spoken] * REQUESTS)
     return EpisodeSpec(f"ep{n}", AnyHarness(), engine, SamplingParams(), 8192, 64, n)
 
 
@@ -180,7 +177,6 @@ async def valid_requests(proxy: ProxyServer, endpoint: Endpoint) -> set[str]:
     return findings.answered
 
 
-@pytest.mark.filterwarnings("error")
 def test_damaged_requests() -> None:
     only = os.environ.get("FUZZ_ONLY")
     numbers = [int(only)] if only else list(range(REQUESTS))

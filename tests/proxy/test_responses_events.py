@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from clawgym_jax.core.errors import Overloaded
+from clawgym_jax.core.errors import Overloaded, Overlong
 from clawgym_jax.core.types import Delivery, Finish
 from clawgym_jax.proxy import ProxyConfig
 from tests.proxy.sse import events_of
@@ -146,6 +146,13 @@ def test_a_failed_turn() -> None:
     response = events[-1]["response"]
     assert response["status"] == "failed" and response["error"]["code"] == "overloaded"
     assert response["id"] == events[0]["response"]["id"]
+
+
+def test_a_prompt_that_the_engine_finds_too_long_fails_by_its_name() -> None:
+    events = stream_of(Overlong(9, 8))
+    assert kinds(events) == ["created", "in_progress", "failed"]
+    error = events[-1]["response"]["error"]
+    assert error["code"] == "context_length_exceeded" and "9 tokens > 8" in error["message"]
 
 
 def test_signs_of_life_are_comments_and_an_abort_ends_the_stream() -> None:

@@ -10,9 +10,10 @@ Measured over 8 turns with the real program in its image (prompts of 8.1k tokens
 So the Responses API is the default: one path instead of a leaf for every call. In the two others
 nothing is lost either (turns continue), but each call's tail is context of its own. The note goes
 away, and all three append, where `denied` holds "process" and "sessions_spawn": other tools than
-it is deployed with, though. Only the Chat API keeps the session's id out of the system prompt,
-which rollouts then share whole. A malformed call makes it ask again with the same body, or give
-up (exit status 1) once a tool has changed something. `agent exec` has no sub-agents.
+it is deployed with, though. The session's id is part of the system prompt, so it is the same in
+every episode: `agent exec` would make one up, and rollouts would share 5k tokens, not all. Both
+have the same settings here, and no sub-agents. A malformed call makes it ask again with the same
+body, or give up (exit status 1) once a tool has changed something.
 Invariant: nothing leaves the sandbox but requests to the endpoint.
 """
 
@@ -31,6 +32,7 @@ from clawgym_jax.harness.roles import MAIN_CHAIN, role_of
 VERSION = "2026.9.6"
 PROVIDER = "proxy"
 Api = Literal["openai-responses", "openai-completions", "anthropic-messages"]
+SESSION = "episode"
 RUN_S = 172_800  # its own deadlines are ours: the sandbox ends a run, the proxy a call
 CALL_S = 7200
 PROTOCOLS = {
@@ -42,7 +44,7 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class OpenClaw:
-    """Adapter of `openclaw agent exec` in the image openclaw."""
+    """Adapter of `openclaw agent --local` in the image openclaw."""
 
     name: str = "openclaw"
     image: str = "openclaw"
@@ -65,22 +67,20 @@ class OpenClaw:
     ) -> LaunchPlan:
         placed = place(servers, workspace, home)
         config = self._config(endpoint, workspace)
-        if self.denied:
-            config["tools"] = {"deny": [*self.denied]}
         if servers:
             config["mcp"] = {"servers": placed.as_settings()}
-        where = f"{home}/.openclaw/openclaw.json"
-        flags = ["--local-model-lean"] if self.lean else []
+        state = f"{home}/.openclaw"
         return LaunchPlan(
             argv=[
-                *("openclaw", "agent", "exec", "--config", where, "--cwd", workspace),
-                *("--model", f"{PROVIDER}/{endpoint.model}", "--json", "--code-mode", "direct"),
-                *("--no-auth-env-only", "--timeout", str(RUN_S), *flags, "--", instruction),
+                *("openclaw", "agent", "--local", "--session-id", SESSION, "--json"),
+                *("--timeout", str(RUN_S), "--message", instruction),
             ],
             env={
                 "PATH": "/opt/harness/node_modules/.bin:/opt/node/bin:/usr/local/bin:/usr/bin:/bin",
                 "HOME": home,
                 "LANG": "C.UTF-8",
+                "OPENCLAW_STATE_DIR": state,
+                "OPENCLAW_CONFIG_PATH": f"{state}/openclaw.json",
             },
             files={".openclaw/openclaw.json": json.dumps(config).encode(), **placed.files},
         )
@@ -110,8 +110,19 @@ class OpenClaw:
                     "model": {"primary": f"{PROVIDER}/{endpoint.model}", "fallbacks": []},
                     "workspace": workspace,
                     "skipBootstrap": True,
+                    "sandbox": {"mode": "off"},
+                    "experimental": {"localModelLean": self.lean},
                 }
             },
+            # As `openclaw agent exec` sets them.
+            "tools": {
+                "profile": "coding",
+                "fs": {"workspaceOnly": True},
+                "exec": {"mode": "full"},
+                "codeMode": {"enabled": False},
+                "deny": [*self.denied],
+            },
+            "env": {"shellEnv": {"enabled": False}},
             "update": {"checkOnStart": False},
         }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from clawgym_jax.core.types import Role
-from clawgym_jax.harness.openclaw import Api, OpenClaw
+from clawgym_jax.harness.openclaw import SESSION, Api, OpenClaw
 from clawgym_jax.tree.filters import DEAD_LEAF, FilterConfig
 from tests.harness.stagehand import (
     Part,
@@ -26,6 +27,7 @@ from tests.proxy.support import call_text
 
 pytestmark = [pytest.mark.docker, pytest.mark.real_harness, pytest.mark.timeout(300)]
 
+UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-"
 TASK = "Task ALPHA: correct the notes."
 NOTES = {"in/notes.txt": "the notes\n"}
 READ = call("read", path="in/notes.txt")
@@ -65,6 +67,8 @@ def test_appends_in_the_responses_api(tmp_path: Path) -> None:
     selection = played.select(FilterConfig())
     assert selection.dropped == {0: DEAD_LEAF}  # what the program threw away, under its name
     assert selection.leaves == 2 and len(selection.kept) == len(WORK)
+    opening = played.stagehand.prompts[0]
+    assert f"sessionId={SESSION}" in opening and not re.search(UUID, opening)  # rollouts share it
     results = played.stagehand.prompts[3].rpartition("<|im_start|>user")[2]
     assert 0 < results.index("slow") < results.index("the notes")
 

@@ -87,7 +87,7 @@ class ClaudeCode:
             told = {name: {**s, "alwaysLoad": True} for name, s in placed.as_settings().items()}
             files = {MCP_FILE: json.dumps({"mcpServers": told}).encode(), **placed.files}
             flags += ["--mcp-config", f"{home}/{MCP_FILE}", "--strict-mcp-config"]
-        return LaunchPlan(argv=["claude", "-p", instruction, *flags], env=env, files=files)
+        return LaunchPlan(argv=["claude", "-p", *flags, "--", instruction], env=env, files=files)
 
     def chain(self, view: RequestView) -> str:
         return view.headers.get(AGENT_HEADER, MAIN_CHAIN)

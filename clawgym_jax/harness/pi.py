@@ -51,8 +51,10 @@ class Pi:
             "apiKey": endpoint.key,
             "models": [model],
         }
+        # A message that starts like an option or like a file (@) would be taken for one.
+        message = f" {instruction}" if instruction.startswith(("-", "@")) else instruction
         return LaunchPlan(
-            argv=["pi", "-p", "--provider", PROVIDER, "--model", endpoint.model, instruction],
+            argv=["pi", "-p", "--provider", PROVIDER, "--model", endpoint.model, message],
             env={
                 "PATH": "/opt/harness/node_modules/.bin:/opt/node/bin:/usr/local/bin:/usr/bin:/bin",
                 "HOME": home,

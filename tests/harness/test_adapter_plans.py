@@ -59,7 +59,9 @@ def test_claude_codes_prompt_is_its_own_unless_asked() -> None:
     assert "--tools" not in full and "--system-prompt" not in full
     small = ClaudeCode(tools=("Bash", "Read"), system_prompt="Work.")
     argv = small.launch(ENDPOINT, INSTRUCTION, "/workspace", "/home/agent").argv
-    assert list(argv) == [*full, "--tools", "Bash,Read", "--system-prompt", "Work."]
+    *flags, dashes, instruction = full
+    own = ["--tools", "Bash,Read", "--system-prompt", "Work."]
+    assert list(argv) == [*flags, *own, dashes, instruction] and dashes == "--"
 
 
 def test_codexs_configuration_is_toml_whatever_is_in_it() -> None:

@@ -42,7 +42,7 @@ def test_a_real_harness_works_through_the_proxy(
     played = perform(
         harness,
         Part("ALPHA", [look, "The file is written."]),
-        instruction="Task ALPHA: write hello to out.txt.",
+        instruction="- Task ALPHA: write hello to out.txt.\n--help",  # no option of the program
         base=tmp_path,
     )
     why = played.explain()

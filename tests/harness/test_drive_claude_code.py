@@ -12,6 +12,7 @@ from clawgym_jax.proxy.breaks import extends
 from clawgym_jax.tree.filters import DEAD_LEAF, FilterConfig
 from tests.harness.stagehand import (
     ALL_ROLES,
+    Held,
     Part,
     assert_appends,
     assert_no_turn_lost,
@@ -102,7 +103,7 @@ def test_sub_agents_at_once_have_chains_of_their_own(tmp_path: Path) -> None:
             "ALPHA",
             [
                 at_once(ask("Task BETA: look."), ask("Task GAMMA: look.")),
-                bash("sleep 3"),
+                Held(bash("sleep 1")),
                 "All is done.",
             ],
         ),

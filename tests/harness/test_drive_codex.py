@@ -12,6 +12,7 @@ from clawgym_jax.harness.codex import Codex
 from clawgym_jax.tree.filters import FilterConfig
 from tests.harness.stagehand import (
     ALL_ROLES,
+    Held,
     Part,
     assert_appends,
     assert_no_turn_lost,
@@ -91,7 +92,7 @@ def test_sub_agents_and_a_tasks_tool_are_declared_and_used(tmp_path: Path) -> No
             [
                 call("mcp__words__reverse", word="olleh"),
                 at_once(spawn("Task BETA: look."), spawn("Task GAMMA: look.")),
-                run("sleep 4"),
+                Held(run("sleep 1")),
                 wait,
                 "All is done.",
             ],

@@ -116,3 +116,32 @@ def test_gives_up_on_a_malformed_call_after_a_change_and_finds_a_tasks_tool(
     assert_appends(played.calls, why)
     assert_no_turn_lost(played)
     assert played.trace.causes == {"malformed tool call": 1}
+
+
+def test_compacts_in_calls_of_their_own_and_keeps_the_newest_turn(tmp_path: Path) -> None:
+    """After an overflow: one call or more under another root, then the old root with a summary."""
+    listing = "\n".join(f"line {number} of a long listing" for number in range(600))
+    lines = [call("exec", command=f"cat in/listing.txt; echo {number}") for number in range(5)]
+    played = perform(
+        OpenClaw(),
+        Part("ummar", ["Task ALPHA: the listing was read."] * 9, last_message=True),
+        Part("ALPHA", [*lines, call("exec", command="printf hello > out.txt"), "All is done."]),
+        instruction="Task ALPHA: read on.",
+        base=tmp_path,
+        inputs={"in/listing.txt": listing},
+        window_tok=30_000,
+    )
+    why = played.explain()
+    assert played.result.returncode == 0 and b"All is done." in played.result.stdout, why
+    assert played.files["out.txt"] == "hello", why
+    assert_sampled_once(played, all_said=False)
+    assert_no_turn_lost(played)
+    roles = roles_of(played)
+    at, summaries = roles.index(Role.COMPACTION), roles.count(Role.COMPACTION)
+    assert set(roles[at : at + summaries]) == {Role.COMPACTION}, why  # in a row
+    before, after = played.calls[:at], played.calls[at + summaries :]
+    assert_appends(before, why)
+    assert_appends(after, why)
+    assert after[0].breaks == ("compaction",) and after[0].continues == (before[-1].call_id,), why
+    assert shared_tok(before[-1], after[0]) > 5000  # system prompt and tools
+    assert shared_tok(before[-1], played.calls[at]) < 100

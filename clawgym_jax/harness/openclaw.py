@@ -1,6 +1,6 @@
 """OpenClaw 2026.9.6 (npm openclaw): any of the three protocols, always streaming, slow to start.
 
-Measured over 8 turns with the real program in its image (prompts of 8.1k tokens):
+Measured with the real program in its image, 4 to 18 calls a run, prompts from 8k tokens on:
 
     api                  call k+1 extends call k   the note on running programs stands
     openai-responses     always                    fixed, behind the first user message
@@ -13,7 +13,8 @@ away, and all three append, where `denied` holds "process" and "sessions_spawn":
 it is deployed with, though. The session's id is part of the system prompt, so it is the same in
 every episode: `agent exec` would make one up, and rollouts would share 5k tokens, not all. Both
 have the same settings here, and no sub-agents. A malformed call makes it ask again with the same
-body, or give up (exit status 1) once a tool has changed something.
+body, or give up (exit status 1) once a tool has changed something. It compacts when a prompt was
+refused for its length, by calls under another system prompt, and keeps the newest turns.
 Invariant: nothing leaves the sandbox but requests to the endpoint.
 """
 

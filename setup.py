@@ -57,7 +57,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["clawgym_jax", "clawgym_jax.*"]),
-    package_data={"clawgym_jax": ["data/**/*", "py.typed"]},
+    package_data={"clawgym_jax": ["data/**/*", "harness/programs/*.py", "py.typed"]},
     install_requires=BASE,
     extras_require=EXTRAS,
 )

@@ -262,7 +262,8 @@ class Served:
 def open_engine(config: ExperimentConfig, stack: contextlib.ExitStack) -> Served:
     """Reads a model and puts an engine under it; `stack` closes it."""
     path = model_folder(config.model.path)
-    codec = ChatCodec.from_folder(path)
+    options = {} if config.model.thinking else {"enable_thinking": False}
+    codec = ChatCodec.from_folder(path, options)
     model, graphdef, params = hf_weights.read(path, model_config(path, config.model))
     serving = ServingParallel.make(config.serving_mesh)
     if serving is not None:

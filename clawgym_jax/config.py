@@ -39,6 +39,7 @@ class ModelSource:
     """Which weights to start from."""
 
     path: str = TINY_BASE  # the shipped base model, or a Hugging Face folder of a Qwen3
+    thinking: bool = True  # False: the chat template's way to ask for answers without reasoning
     dtype: str = ""  # of activations: "float32" | "bfloat16"; "" = the folder's
     remat: Remat = "none"  # what the backward pass computes again: less memory, more time
     micro_rows: int = 4  # packed rows in one forward and backward pass, of all chips together

@@ -15,6 +15,7 @@ import numpy as np
 from clawgym_jax.core.types import CallRecord, Role
 from clawgym_jax.proxy.splice import Prompt
 
+_AUXILIARY = (Role.TITLE, Role.COMPACTION)
 _NEW_ROOT = {Role.SUBAGENT: "sub-agent", Role.TITLE: "title", Role.COMPACTION: "compaction"}
 
 
@@ -38,9 +39,9 @@ def name_breaks(
         names = ()
     elif attempt:
         names = ("retry",)
-    elif role in _NEW_ROOT and role is not last.role:
+    elif role in _AUXILIARY or (role in _NEW_ROOT and role is not last.role):
         names = (_NEW_ROOT[role],)
-    elif last.role in (Role.COMPACTION, Role.TITLE) and role is not last.role:
+    elif last.role in _AUXILIARY:
         names = (str(last.role),)
     elif last.call_id in prompt.continues:
         names = ("edited history",)

@@ -8,7 +8,7 @@ inside a message is plain text. To tell the two apart, an added token's text ins
 broken by a noncharacter before rendering, and mended before encoding.
 
 A later part of a conversation (`segment`) is rendered behind a stand-in for the assistant turn
-that precedes it, by the same template: its cost does not depend on the history. `self_check`
+that precedes it, by the same template: its cost does not depend on the history. `template_check`
 proves at load time that this equals the template on a whole conversation.
 Not here: which turns are spliced (splice.py). Source: the templates' Hugging Face conventions.
 Invariant: a text that a turn carries is in the rendering, or `RequestFault` is raised.
@@ -30,6 +30,7 @@ import tokenizers
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.proxy.faults import RequestFault, invalid
 from clawgym_jax.proxy.rendering import LongPieces, Rendering, RenderingCache, Stretch
+from clawgym_jax.proxy.template_check import last_text_of
 from clawgym_jax.proxy.template_form import (
     arguments_text,
     compile_template,
@@ -38,14 +39,14 @@ from clawgym_jax.proxy.template_form import (
     require_present,
     turn_of,
 )
-from clawgym_jax.proxy.turns import ToolCall, Turn
+from clawgym_jax.proxy.turns import Turn
 
 # The tokenizer's own threads would bring nothing for single texts, and it warns at every fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 Tools = Sequence[Mapping[str, Any]]
 _MARKS = tuple(chr(c) for c in range(0xFDD0, 0xFDF0))  # noncharacters: never in real text
-_ANCHOR = "anchor0turn"
+ANCHOR = "anchor0turn"
 _LONG_CHARS = 4096
 _LONG_PIECES_CHARS = 1 << 24
 _CACHE_TOK = 1 << 24  # 64 MiB of ids
@@ -85,7 +86,7 @@ class ChatCodec:
         self.vocab_size = self._plain.get_vocab_size() + len(self._added)
         self.cache = RenderingCache(_CACHE_TOK)
         try:
-            self.opens_thinking = self._self_check().rstrip().endswith("<think>")
+            self.opens_thinking = last_text_of(self).rstrip().endswith("<think>")
         except RequestFault as fault:
             raise ConfigError(
                 f"the chat template cannot carry tool calls and their results: {fault}; use a "
@@ -218,9 +219,9 @@ class ChatCodec:
 
     def _behind_anchor(self, messages: list[dict[str, Any]], generate: bool) -> str:
         """Renders messages behind a stand-in assistant turn and returns what follows that turn."""
-        stand_in = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _ANCHOR}]
+        stand_in = [{"role": "user", "content": "-"}, {"role": "assistant", "content": ANCHOR}]
         text = self.template_text([*stand_in, *messages], (), generate)
-        _, found, rest = text.partition(_ANCHOR)
+        _, found, rest = text.partition(ANCHOR)
         if not found or not rest.startswith(self.end_of_turn):
             raise ConfigError(
                 f"the chat template must close an assistant turn with {self.end_of_turn!r}; "
@@ -250,36 +251,6 @@ class ChatCodec:
         if text not in self._added:
             raise ConfigError(f"the tokenizer has no added token {text!r}: {sorted(self._added)}")
         return self._added[text]
-
-    def _self_check(self) -> str:
-        """Segments must equal the template on a whole conversation; returns the last text."""
-        call = ToolCall("c", "look", '{"path": "a b"}')
-        turns = [
-            Turn("system", "be brief"),
-            Turn("user", "first"),
-            Turn("assistant", "", (call,)),
-            Turn("tool", "one", tool_call_id="c"),
-            Turn("tool", "two", tool_call_id="c"),
-            Turn("assistant", "seen", (call,)),
-            Turn("tool", "three", tool_call_id="c"),
-            Turn("user", "and"),
-        ]
-        tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-        whole = self.template_text([message_of(t, str) for t in turns], tools)
-        parts = [self._rendering(turns[:2], tools, True, True).text]
-        parts += [self._rendering(turns[a:b], (), True, False).text for a, b in ((3, 5), (6, 8))]
-        position = 0
-        for part in parts:
-            found = whole.find(part, position)
-            if found < 0 or (position == 0 and found != 0):
-                raise ConfigError(
-                    "the chat template renders a later part of a conversation differently from "
-                    f"the same part alone; expected {part!r} in {whole!r}"
-                )
-            position = found + len(part)
-        if position != len(whole):
-            raise ConfigError(f"the chat template adds {whole[position:]!r} at the end")
-        return whole
 
 
 def _added_tokens(spec: Mapping[str, Any]) -> dict[str, int]:

@@ -32,6 +32,7 @@ from clawgym_jax.proxy.sampling import sample_patiently
 from clawgym_jax.proxy.settle import settle
 from clawgym_jax.proxy.slots import Slot, Slots
 from clawgym_jax.proxy.splice import Prompt, assemble, plan_prompt
+from clawgym_jax.proxy.tool_calls import parser_named
 from clawgym_jax.proxy.turns import Answer, Request
 
 LONG_CHARS = 8192  # texts from here on are rendered beside the event loop
@@ -56,6 +57,7 @@ class Session:
         self._codec = codec
         self._run_id = run_id
         self._config = config
+        self._parse = parser_named(config.parser)
         self._tracker = RoleTracker(spec.harness)
         self._slots = Slots(spec, run_id, codec.stop_ids)
         self._renderings = Renderings(codec.cache)
@@ -197,6 +199,9 @@ class Session:
             completion,
             text,
             prepared.received_at_s,
+            self._parse,
+            prepared.request.tools,
+            prepared.request.carries_raw_calls,
         )
         if answer.malformed_calls:
             self.causes["malformed tool call"] += answer.malformed_calls

@@ -78,3 +78,17 @@ def test_a_template_without_tools_says_so(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"tool calls.*roles must alternate"):
         ChatCodec.from_folder(tmp_path)
+
+
+def test_qwen3_without_thinking_appends_and_answers_in_plain_text() -> None:
+    """The empty reasoning that the template opens with is part of every generation prompt."""
+    codec = ChatCodec.from_folder(tokenizer_folder("qwen3"), {"enable_thinking": False})
+    sampled = SampledTurns()
+    first = compose(codec, sampled, TALK[:2], [LOOK])
+    assert codec.decode(first.ids).endswith("<think>\n\n</think>\n\n")
+    said = codec.encode_rendered("It says so.<|im_end|>")
+    turn = Turn("assistant", "It says so.")
+    sampled.add(KnownTurn("c0", 0, turn, said, first.history, first.continues))
+    second = compose(codec, sampled, (*TALK[:2], turn, TALK[-1]), [LOOK])
+    start = [*first.ids.tolist(), *said.tolist()]
+    assert second.ids.tolist()[: len(start)] == start

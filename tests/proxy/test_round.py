@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.types import CallRecord, Delivery
 from clawgym_jax.proxy.breaks import extends
 from clawgym_jax.proxy.call_log import read_calls
+from clawgym_jax.proxy.config import ProxyConfig
 from tests.proxy.support import LOOK, LOOK_ANTHROPIC, call_text, stage, tiny_codec
 
 USER = {"role": "user", "content": "Copy the file in/banor to out/x.txt."}
@@ -140,3 +142,25 @@ def test_stream_carries_the_same_message() -> None:
             assert json.loads(arguments) == {"path": "ü"}
 
     asyncio.run(run())
+
+
+def test_the_parser_is_chosen_by_name() -> None:
+    call = "<function=look>\n<parameter=path>\nin\n</parameter>\n</function>"
+    xml = f"<tool_call>\n{call}\n</tool_call>"
+    config = ProxyConfig(parser="qwen3_xml", settle_interval_s=0.002)
+
+    async def run() -> None:
+        async with stage(xml, "done", config=config) as s:
+            answer = (await s.chat([USER], tools=[LOOK])).json()["choices"][0]["message"]
+            (made,) = answer["tool_calls"]
+            assert json.loads(made["function"]["arguments"]) == {"path": "in"}
+            result = {"role": "tool", "tool_call_id": made["id"], "content": "found"}
+            await s.chat([USER, answer, result], tools=[LOOK])
+            require_append((await s.proxy.close_episode("ep")).calls)
+        async with stage(xml) as s:
+            answer = (await s.chat([USER], tools=[LOOK])).json()["choices"][0]["message"]
+            assert "tool_calls" not in answer and "<function=look>" in answer["content"]
+
+    asyncio.run(run())
+    with pytest.raises(ConfigError, match=r"expected one of .*'qwen3_xml'"):
+        ProxyConfig(parser="hermes")

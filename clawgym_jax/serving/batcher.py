@@ -1,48 +1,27 @@
 """Continuous batching over the engine's slots, one request at a time in and out.
 
-`admit` prefills new requests into the slots that hold the longest prefix of theirs, `step` decodes
-one token for all, `stop` ends some early. Single-threaded; knows no queue, future or thread
-(`native_driver` does). Not here: programs (`engine`), which slot holds what (`slots`).
+`admit` gives requests slots with the longest known prefix of theirs in them, `advance` prefills,
+`step` decodes one token for all, `stop` ends some early. Single-threaded; knows no queue, future
+or thread (the drivers do). Not here: programs (`engine`), which slot holds what (`slots`).
 Invariant: a completion carries every sampled token with its log-probs and weight version.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from clawgym_jax.core.types import Completion, Finish, SamplingParams, Stop
+from clawgym_jax.core.types import Finish
 from clawgym_jax.serving.engine import Engine, Prefill, Rows
+from clawgym_jax.serving.prefix_cache import PrefixCache
+from clawgym_jax.serving.request import DriverStats, Finished, Request, StopRule
+from clawgym_jax.serving.routes import Routes
 from clawgym_jax.serving.sampling import Knobs
 from clawgym_jax.serving.slots import NO_TOKENS, Claim, SlotTable
-
-
-@dataclass(slots=True)
-class Request:
-    """One call of `sample` or `score`, and what came of it so far."""
-
-    request_id: str
-    prompt: np.ndarray  # i32[P]
-    params: SamplingParams
-    stop: Stop
-    future: asyncio.Future[Completion]
-    loop: asyncio.AbstractEventLoop
-    forced: np.ndarray | None = None  # i32[C], for score: the ids to teacher-force
-    slot: int = -1
-    cached_tok: int = 0
-    cancelled: bool = False
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    raw: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-
-Finished = tuple[Request, Completion]
 
 
 class _Suffix(NamedTuple):
@@ -56,96 +35,185 @@ class _Suffix(NamedTuple):
     temperature: float = 1.0
 
 
-@dataclass(slots=True)
-class DriverStats:
-    """Counters since the start; the run's metrics take differences."""
-
-    sampled_tok: int = 0
-    prefilled_tok: int = 0
-    cached_tok: int = 0
-    steps: int = 0
-    slot_steps: int = 0  # busy slots summed over steps
-    busy_s: float = 0.0  # thread time with work at hand
-    idle_s: float = 0.0
-
-
 class Batcher:
     """The engine's state and the requests in it."""
 
     def __init__(self, engine: Engine, decode: Callable[[Sequence[int]], str] | None) -> None:
         self.stats = DriverStats()
-        self.running: dict[int, Request] = {}
+        self.running: dict[int, Request] = {}  # decoding, by slot
+        self.filling: dict[int, Request] = {}  # their prompts are not all in yet
         self.version = 0
         self._engine = engine
-        self._decode = decode
+        self._stop_rule = StopRule(engine.config.window_tok, decode)
         self._params: Any = None
         self.reset()
 
     def reset(self) -> None:
         """Empty slots; what ran is forgotten."""
         self.running.clear()
-        self._table = SlotTable(self._engine.config.slots)
+        self.filling.clear()
+        config = self._engine.config
+        self._cache = PrefixCache(config.pages, config.page_tok) if config.pages else None
+        self._table = SlotTable(self._engine.rooms, self._cache)
+        self._routes = Routes(self._engine)
         self._state = self._engine.init_decode_state()
 
     def swap(self, params: Any, version: int) -> None:
-        """New weights, with nothing in flight; cached keys and values die with the old ones."""
+        """New weights; cached keys and values die with the old ones.
+
+        Requests in flight go on with them, and with the keys and values that they have.
+        """
         self._params, self.version = params, version
         self._table.forget()
+        for request in self.requests():
+            request.mixed = True
 
     @property
-    def room(self) -> int:
-        """How many requests `admit` takes now."""
-        return min(self._table.free, self._engine.config.prefill_batch)
+    def busy(self) -> bool:
+        return bool(self.running or self.filling)
+
+    def requests(self) -> list[Request]:
+        """All that hold a slot."""
+        return [*self.filling.values(), *self.running.values()]
+
+    def choose(self, waiting: Sequence[Request]) -> list[Request]:
+        """Those of the waiting requests that `admit` takes now."""
+        window = self._engine.config.window_tok
+        needs = [min(request.need_tok, window) for request in waiting]
+        chosen = self._table.choose(needs)[: self._engine.config.prefill_batch]
+        return [waiting[i] for i in chosen]
 
     def stop(self, requests: Sequence[Request]) -> list[Finished]:
         """Ends requests early, with what they have."""
+        running = [r for r in requests if r.slot in self.running]
         ended = [self._finish(r, Finish.ABORT) for r in requests]
-        self._deactivate(requests)
+        self._deactivate(running)
         return ended
 
     # --- admission ---------------------------------------------------------------------------
 
-    def admit(self, requests: Sequence[Request]) -> list[Finished]:
-        """Prefills at most `room` requests; those that are only scored come back at once."""
-        group: list[tuple[Request, Claim]] = []
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Gives the requests that `choose` named their slots, with known prefixes in them."""
+        now_s = time.perf_counter()
+        copying: list[Request] = []  # prefixes of slots in the same room: copied while prefilling
         for request in requests:
-            claim = self._table.claim(request.prompt)
+            need_tok = min(request.need_tok, self._engine.config.window_tok)
+            claim = self._table.claim(request.prompt, need_tok)
             assert claim is not None, "more requests were admitted than there is room"
-            request.slot, request.cached_tok = claim.slot, claim.prefix_tok
-            self.running[claim.slot] = request
-            group.append((request, claim))
-        self._prefill(group)
-        scored = [request for request in requests if request.forced is not None]
-        self._activate([request for request in requests if request.forced is None])
+            request.slot = claim.slot
+            request.filled_tok = request.cached_tok = claim.prefix_tok
+            self.filling[claim.slot] = request
+            self.stats.requests += 1
+            self.stats.queue_s += max(now_s - request.arrived_s, 0.0)
+            self.stats.cached_tok += claim.prefix_tok
+            if self._placed_at_once(claim):
+                self._fill(copying)  # before what they copy from is written over
+                copying = []
+                self._place(claim)
+            elif claim.source != claim.slot:
+                request.source = claim.source
+                copying.append(request)
+        self._fill(copying)
+
+    def _placed_at_once(self, claim: Claim) -> bool:
+        """Whether programs beside the prefill move keys and values for this claim."""
+        rooms = {self._table.room_of(slot) for slot in (claim.slot, claim.source)}
+        return bool(claim.pages) or len(rooms) > 1 or self._worth_keeping(claim)
+
+    def _worth_keeping(self, claim: Claim) -> bool:
+        return self._cache is not None and bool(claim.lost.size)
+
+    def _place(self, claim: Claim) -> None:
+        """Saves what the slot held, and brings the prefix into it."""
+        room, slot = self._within(claim.slot)
+        source_room, source = self._within(claim.source)
+        if self._worth_keeping(claim):
+            self._save(claim)
+        if claim.pages:
+            self._state = self._engine.restore(self._state, room, slot, claim.pages)
+            self._routes.restore(claim.slot, claim.pages, claim.prefix_tok)
+            self.stats.pooled_tok += claim.prefix_tok
+        elif claim.source != claim.slot:
+            where = (source_room, source), (room, slot)
+            self._state = self._engine.copy(self._state, *where, claim.prefix_tok)
+            self._routes.copy(claim.source, claim.slot, claim.prefix_tok)
+
+    def _save(self, claim: Claim) -> None:
+        assert self._cache is not None
+        room, slot = self._within(claim.slot)
+        keep = self._cache.keep(claim.lost, spare=claim.pages)
+        self.stats.evicted_pages = self._cache.evicted
+        if keep.pages:
+            first, pages = keep.first_page, keep.pages
+            self._state = self._engine.save(self._state, room, slot, first, pages)
+            self._routes.save(claim.slot, first, pages)
+
+    def _within(self, slot: int) -> tuple[int, int]:
+        """(room, number within it)"""
+        room = self._table.room_of(slot)
+        return room, slot - self._engine.rooms[room].first
+
+    # --- prefill -----------------------------------------------------------------------------
+
+    def advance(self) -> list[Finished]:
+        """Prefills up to the budget; those that are only scored come back when they are through."""
+        ended: list[Finished] = []
+        left_tok = self._engine.config.prefill_budget_tok
+        while self.filling and left_tok > 0:
+            group = self._next_group()
+            before = self.stats.prefilled_tok
+            self._fill(group)
+            left_tok -= max(self.stats.prefilled_tok - before, 1)
+            ended += self._start([r for r in group if not r.left_tok])
+        return ended
+
+    def _next_group(self) -> list[Request]:
+        """Requests of one room, oldest first, as many as a batch holds."""
+        first = next(iter(self.filling.values()))
+        room = self._table.room_of(first.slot)
+        group = [r for r in self.filling.values() if self._table.room_of(r.slot) == room]
+        return group[: self._engine.config.prefill_batch]
+
+    def _fill(self, group: Sequence[Request]) -> None:
+        """One chunk of each prompt; the last token is left for the first decode step."""
+        for room in sorted({self._table.room_of(r.slot) for r in group}):
+            rows = [r for r in group if self._table.room_of(r.slot) == room]
+            if any(r.left_tok or r.source >= 0 for r in rows):
+                self._fill_room(room, rows)
+
+    def _fill_room(self, room: int, rows: Sequence[Request]) -> None:
+        size = self._engine.chunk_for(max(r.left_tok for r in rows))
+        parts = []
+        for r in rows:
+            n, at = min(size, r.left_tok), r.filled_tok
+            source = r.source if r.source >= 0 else r.slot
+            parts.append(_Suffix(r.slot, source, at, r.prompt[at : at + n]))
+        batch = self._batch(parts, size, room)
+        self._state, (_, experts) = self._engine.prefill(
+            self._params, self._state, batch, room=room
+        )
+        for i, (r, part) in enumerate(zip(rows, parts, strict=True)):
+            if r.source >= 0:
+                self._routes.copy(r.source, r.slot, r.filled_tok)
+            self._routes.put(r.slot, r.filled_tok, experts, i, len(part.tokens))
+            r.filled_tok += len(part.tokens)
+            r.source = -1
+            if not r.mixed:
+                self._table.fill(r.slot, r.prompt[: r.filled_tok])
+            self.stats.prefilled_tok += len(part.tokens)
+
+    def _start(self, through: Sequence[Request]) -> list[Finished]:
+        """Their prompts are in: they decode from here on, or are scored."""
+        for r in through:
+            del self.filling[r.slot]
+            self.running[r.slot] = r
+        scored = [r for r in through if r.forced is not None]
+        self._activate([r for r in through if r.forced is None])
         return self._score(scored) if scored else []
 
-    def _prefill(self, group: list[tuple[Request, Claim]]) -> None:
-        """Brings all prompt tokens but the last into the slots, chunk by chunk."""
-        at = [claim.prefix_tok for _, claim in group]
-        source = [claim.source for _, claim in group]
-        while True:
-            left = [len(r.prompt) - 1 - a for (r, _), a in zip(group, at, strict=True)]
-            moved = [s != r.slot for (r, _), s in zip(group, source, strict=True)]
-            if not any(left) and not any(moved):
-                break
-            size = self._engine.chunk_for(max(left))
-            rows = [
-                _Suffix(r.slot, s, a, r.prompt[a : a + min(size, n)])
-                for (r, _), s, a, n in zip(group, source, at, left, strict=True)
-            ]
-            self._state, _ = self._engine.prefill(
-                self._params, self._state, self._batch(rows, size)
-            )
-            self.stats.prefilled_tok += sum(min(size, n) for n in left)
-            at = [a + min(size, n) for a, n in zip(at, left, strict=True)]
-            source = [r.slot for r, _ in group]
-        for request, claim in group:
-            self._table.fill(request.slot, request.prompt[:-1])
-            self.stats.cached_tok += claim.prefix_tok
-
-    def _batch(self, rows: Sequence[_Suffix], size: int) -> Prefill:
-        """Prompt suffixes as padded arrays."""
-        b, scratch = self._engine.config.prefill_batch, self._engine.config.slots
+    def _batch(self, rows: Sequence[_Suffix], size: int, room: int) -> Prefill:
+        """Prompt suffixes as padded arrays; slots counted within the room."""
+        b, (first, scratch, _) = self._engine.config.prefill_batch, self._engine.rooms[room]
         batch = Prefill(
             tokens=np.zeros((b, size), np.int32),
             slots=np.full(b, scratch, np.int32),
@@ -157,34 +225,42 @@ class Batcher:
         for i, row in enumerate(rows):
             n = len(row.tokens)
             batch.tokens[i, :n] = row.tokens
-            batch.slots[i], batch.sources[i], batch.starts[i] = row.slot, row.source, row.start
+            batch.slots[i], batch.sources[i] = row.slot - first, row.source - first
+            batch.starts[i] = row.start
             batch.targets[i, : len(row.targets)] = row.targets
             batch.temperature[i] = row.temperature
         return batch
 
     def _score(self, requests: Sequence[Request]) -> list[Finished]:
         """Teacher-forces the ids of `requests` and ends them."""
-        at = [0] * len(requests)
-        forced = [r.forced if r.forced is not None else r.prompt[:0] for r in requests]
-        while any(a < len(f) for a, f in zip(at, forced, strict=True)):
-            left = [len(f) - a for a, f in zip(at, forced, strict=True)]
-            size = self._engine.chunk_for(max(left))
-            rows = []
-            for r, f, a in zip(requests, forced, at, strict=True):
-                fed = np.concatenate([r.prompt[-1:], f[:-1]])[a : a + size]
-                at_tok, targets = len(r.prompt) - 1 + a, f[a : a + size]
-                rows.append(_Suffix(r.slot, r.slot, at_tok, fed, targets, r.params.temperature))
-            batch = self._batch(rows, size)
-            self._state, result = self._engine.prefill(self._params, self._state, batch, score=True)
-            logprobs, raw = (np.asarray(x) for x in jax.device_get(result))
-            for i, r in enumerate(requests):
-                n = len(rows[i].tokens)
-                r.ids.extend(rows[i].targets.tolist())
-                r.logprobs.extend(logprobs[i, :n].tolist())
-                r.raw.extend(raw[i, :n].tolist())
-                r.versions.extend([self.version] * n)
-                at[i] += n
+        by_room: dict[int, list[Request]] = {}
+        for r in requests:
+            by_room.setdefault(self._table.room_of(r.slot), []).append(r)
+        for room, rows in by_room.items():
+            while any(len(r.ids) < len(_forced(r)) for r in rows):
+                self._score_chunk(room, rows)
         return [self._finish(r, Finish.STOP) for r in requests]
+
+    def _score_chunk(self, room: int, requests: Sequence[Request]) -> None:
+        size = self._engine.chunk_for(max(len(_forced(r)) - len(r.ids) for r in requests))
+        rows = []
+        for r in requests:
+            at, forced = len(r.ids), _forced(r)
+            fed = np.concatenate([r.prompt[-1:], forced[:-1]])[at : at + size]
+            start, targets = len(r.prompt) - 1 + at, forced[at : at + size]
+            rows.append(_Suffix(r.slot, r.slot, start, fed, targets, r.params.temperature))
+        batch = self._batch(rows, size, room)
+        self._state, (scores, experts) = self._engine.prefill(
+            self._params, self._state, batch, score=True, room=room
+        )
+        logprobs, raw = (np.asarray(x) for x in self._from_device(scores))
+        for i, (r, row) in enumerate(zip(requests, rows, strict=True)):
+            n = len(row.tokens)
+            self._routes.put(r.slot, row.start, experts, i, n)
+            r.ids.extend(row.targets.tolist())
+            r.logprobs.extend(logprobs[i, :n].tolist())
+            r.raw.extend(raw[i, :n].tolist())
+            r.versions.extend([self.version] * n)
 
     def _activate(self, requests: Sequence[Request]) -> None:
         if not requests:
@@ -199,12 +275,12 @@ class Batcher:
             rows.knobs.seed[s] = p.seed & 0xFFFFFFFF
         self._state = self._engine.insert(self._state, rows)
 
-    def _deactivate(self, requests: Sequence[Request]) -> None:
-        if not requests:
+    def _deactivate(self, requests: Iterable[Request]) -> None:
+        slots = [r.slot for r in requests]
+        if not slots:
             return
         rows = self._empty_rows()
-        for r in requests:
-            rows.mask[r.slot] = True
+        rows.mask[slots] = True
         self._state = self._engine.insert(self._state, rows)
 
     def _empty_rows(self) -> Rows:
@@ -228,54 +304,51 @@ class Batcher:
 
     def step(self) -> list[Finished]:
         """One token for every running request; returns those that ended with it."""
-        longest = max(len(r.prompt) + len(r.ids) for r in self.running.values())
-        self._state, drawn = self._engine.generate(self._params, self._state, longest)
-        ids, logprobs, raw = (x.tolist() for x in jax.device_get(tuple(drawn)))
+        longest = [0] * len(self._engine.rooms)
+        for slot, r in self.running.items():
+            room = self._table.room_of(slot)
+            longest[room] = max(longest[room], len(r.prompt) + len(r.ids))
+        self._state, (drawn, experts) = self._engine.generate(self._params, self._state, longest)
+        drawn, experts = self._from_device((tuple(drawn), experts))
+        ids, logprobs, raw = (x.tolist() for x in drawn)
         self.stats.steps += 1
         self.stats.slot_steps += len(self.running)
         self.stats.sampled_tok += len(self.running)
+        now_s = time.perf_counter()
         ended: list[Finished] = []
         for slot, r in list(self.running.items()):
+            self._routes.put_step(slot, len(r.prompt) - 1 + len(r.ids), experts)
+            if not r.ids:
+                self.stats.first_tokens += 1
+                self.stats.first_token_s += max(now_s - r.arrived_s, 0.0)
             r.ids.append(ids[slot])
             r.logprobs.append(logprobs[slot])
             r.raw.append(raw[slot])
             r.versions.append(self.version)
-            finish, stop_string = self._verdict(r)
+            finish, stop_string = self._stop_rule.verdict(r)
             if finish is not None:
                 ended.append(self._finish(r, finish, stop_string))
-        self._deactivate([r for r, _ in ended])
+        self._deactivate(r for r, _ in ended)
         return ended
 
-    def _verdict(self, r: Request) -> tuple[Finish | None, str | None]:
-        if r.ids[-1] in r.stop.token_ids:
-            return Finish.STOP, None
-        if r.stop.strings and self._decode is not None:
-            text = self._decode(r.ids)
-            for string in r.stop.strings:
-                if string in text:
-                    return Finish.STOP, string
-        full = len(r.prompt) + len(r.ids) >= self._engine.config.window_tok
-        if len(r.ids) >= r.params.max_tok or full:
-            return Finish.LENGTH, None
-        return None, None
+    def _from_device(self, arrays: Any) -> Any:
+        """Waits for the device."""
+        start_s = time.perf_counter()
+        out = jax.device_get(arrays)
+        self.stats.device_s += time.perf_counter() - start_s
+        return out
 
     def _finish(self, r: Request, finish: Finish, stop_string: str | None = None) -> Finished:
         """Ends a request with what it has; its slot keeps what it computed."""
-        if r.slot >= 0:
-            del self.running[r.slot]
-            known = np.concatenate([r.prompt, np.array(r.ids[:-1], np.int32)])
-            self._table.release(r.slot, known if r.ids else r.prompt[:-1])
-        return r, completion_of(r, finish, stop_string)
+        self.running.pop(r.slot, None)
+        self.filling.pop(r.slot, None)
+        known = np.concatenate([r.prompt, np.array(r.ids[:-1], np.int32)])
+        kept = known if r.ids else r.prompt[: r.filled_tok]
+        routing = self._routes.of(r.slot, int(kept.size), len(r.prompt) + len(r.ids))
+        self._table.release(r.slot, NO_TOKENS if r.mixed else kept)
+        return r, r.completion(finish, stop_string, routing)
 
 
-def completion_of(r: Request, finish: Finish, stop_string: str | None = None) -> Completion:
-    """Everything that was sampled for `r`."""
-    return Completion(
-        ids=np.array(r.ids, np.int32),
-        logprobs=np.array(r.logprobs, np.float32),
-        raw_logprobs=np.array(r.raw, np.float32),
-        versions=np.array(r.versions, np.uint32),
-        finish=finish,
-        stop_string=stop_string,
-        cached_tok=r.cached_tok,
-    )
+def _forced(r: Request) -> np.ndarray:
+    """The ids that a request is scored for."""
+    return r.forced if r.forced is not None else NO_TOKENS

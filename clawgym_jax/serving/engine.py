@@ -3,20 +3,19 @@
 The method names are those of JetStream 0.2.2's Engine (load_params, init_decode_state, prefill,
 insert, generate, max_concurrent_decodes). A slot keeps its keys and values after its request
 ended, so that the next turn of the episode prefills only its new tokens; which slot holds what is
-the driver's business (`slots`). Not here: queues, threads, stop rules.
+the driver's business (`slots`, `prefix_cache`). Not here: queues, threads, stop rules.
 
 Invariants: a program's shapes depend on the configuration only; keys and values of a slot below
 its length are those of its tokens under the weights that were given; all sampled tokens, the first
 of a completion included, come out of `generate`.
-Axes: S slots, T window, L layers, b prefill batch, P prefill chunk, V vocabulary.
+Axes: see `state`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,56 +25,16 @@ from flax import nnx
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.parallel_serving import ServingParallel
-from clawgym_jax.model.qwen3 import Qwen3, all_logits, apply
-from clawgym_jax.serving import mesh
-from clawgym_jax.serving.attention import attend_chunk, attend_step
-from clawgym_jax.serving.sampling import Draw, Knobs, draw
+from clawgym_jax.model.qwen3 import Qwen3
+from clawgym_jax.serving import mesh, programs
+from clawgym_jax.serving.programs import Scores
+from clawgym_jax.serving.sampling import Draw, Knobs
+from clawgym_jax.serving.state import DecodeState, EngineConfig, Prefill, Rows
+
+__all__ = ["UNKNOWN_EXPERT", "DecodeState", "Engine", "EngineConfig", "Prefill", "Rows"]
 
 Params = Any
-Array = Any  # numpy on the way in, traced inside a program
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """Static shapes of the engine."""
-
-    slots: int = 32  # requests decoded together
-    window_tok: int = 1024  # T: prompt + completion of a slot
-    prefill_batch: int = 8  # b: prompts prefilled together
-    prefill_chunks: tuple[int, ...] = (32, 128, 512)  # P: suffix lengths that have a program
-    kv_buckets: tuple[int, ...] = ()  # lengths up to which attention reads; () = the window
-
-
-class DecodeState(NamedTuple):
-    """Everything a decode step reads and writes. Slot S is scratch, for padding of prefills."""
-
-    k: jax.Array  # f[L, S + 1, T, KV, hd]
-    v: jax.Array  # f[L, S + 1, T, KV, hd]
-    length: jax.Array  # i32[S], tokens with keys and values
-    last: jax.Array  # i32[S], the token to feed next
-    active: jax.Array  # bool[S]
-    knobs: Knobs  # [S] each
-
-
-class Prefill(NamedTuple):
-    """One padded batch of prompt suffixes. Padding rows use the scratch slot."""
-
-    tokens: Array  # i32[b, P]
-    slots: Array  # i32[b], where the result goes
-    sources: Array  # i32[b], slot whose first `starts` tokens are the prefix
-    starts: Array  # i32[b], tokens before the suffix
-    targets: Array  # i32[b, P], token after each (for scoring), 0 where not wanted
-    temperature: Array  # f32[b], for scoring
-
-
-class Rows(NamedTuple):
-    """New values for the slots in `mask` (insert)."""
-
-    mask: Array  # bool[S]
-    length: Array  # i32[S]
-    last: Array  # i32[S]
-    active: Array  # bool[S]
-    knobs: Knobs  # numpy [S] each
+UNKNOWN_EXPERT = 255  # in a completion's routing: this token's route was not recorded
 
 
 class Engine:
@@ -94,33 +53,31 @@ class Engine:
         write_rows: new keys and values are written row by row, which a TPU does in place where a
         scatter copies the whole cache; None: on TPUs.
         """
-        if min(config.slots, config.prefill_batch, config.window_tok) < 1:
+        self.routing = config.routing and model.num_experts > 0
+        if self.routing and model.num_experts > UNKNOWN_EXPERT:
             raise ConfigError(
-                f"engine: expected slots, prefill_batch and window_tok of at least 1, got {config}"
-            )
-        if not config.prefill_chunks or max(config.prefill_chunks) > config.window_tok:
-            raise ConfigError(
-                f"prefill_chunks {config.prefill_chunks} must be non-empty and at most "
-                f"window_tok={config.window_tok}"
+                f"engine.routing: expected at most {UNKNOWN_EXPERT} experts (one byte each), got "
+                f"{model.num_experts}; switch it off"
             )
         self.model = model
         self.config = config
-        self.kv_buckets = tuple(sorted({*config.kv_buckets, config.window_tok}))
+        self.rooms = config.rooms
         self.parallel = parallel
         if write_rows is None:
             write_rows = mesh.platform(parallel) == "tpu"
-        write = _write_rows if write_rows else _scatter
+        write = programs.write_rows if write_rows else programs.scatter
+        prefill = functools.partial(programs.prefill, graphdef, write, self.routing)
+        generate = functools.partial(programs.generate, graphdef, write, self.rooms, self.routing)
         self._prefill = jax.jit(
-            mesh.on_chips(parallel, functools.partial(_prefill, graphdef, write)),
-            donate_argnums=(1,),
-            static_argnums=(3, 4),
+            mesh.on_chips(parallel, prefill), donate_argnums=(1,), static_argnums=(3, 4, 5)
         )
         self._generate = jax.jit(
-            mesh.on_chips(parallel, functools.partial(_generate, graphdef, write)),
-            donate_argnums=(1,),
-            static_argnums=(2,),
+            mesh.on_chips(parallel, generate), donate_argnums=(1,), static_argnums=(2,)
         )
-        self._insert = jax.jit(_insert, donate_argnums=(0,))
+        self._insert = jax.jit(programs.insert, donate_argnums=(0,))
+        self._copy = jax.jit(programs.copy, donate_argnums=(0,), static_argnums=(3, 4, 5))
+        self._save = jax.jit(programs.save, donate_argnums=(0,), static_argnums=(5,))
+        self._restore = jax.jit(programs.restore, donate_argnums=(0,), static_argnums=(4,))
         self._load = mesh.loader(parallel, model.dtype)
 
     @property
@@ -131,6 +88,12 @@ class Engine:
     def max_prefill_length(self) -> int:
         return self.config.window_tok - 1
 
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token, on all chips together."""
+        m = self.model
+        return 2 * m.num_layers * m.num_kv_heads * m.head_dim * np.dtype(m.dtype).itemsize
+
     def load_params(self, params: Params) -> Params:
         """A copy of the trainer's parameters in the layout and types that the programs expect."""
         return self._load(params)
@@ -140,8 +103,7 @@ class Engine:
         return mesh.place_state(self.parallel, self._empty())  # type: ignore[no-any-return]
 
     def _empty(self) -> DecodeState:
-        c, m, s = self.config, self.model, self.config.slots
-        shape = (m.num_layers, s + 1, c.window_tok, m.num_kv_heads, m.head_dim)
+        m, s = self.model, self.config.slots
         zeros = functools.partial(jnp.zeros, (s,))
         knobs = Knobs(
             temperature=jnp.ones((s,), jnp.float32),
@@ -151,9 +113,18 @@ class Engine:
             seed=zeros(jnp.uint32),
             step=zeros(jnp.int32),
         )
+
+        def cache(count: int, tokens: int) -> jax.Array:
+            return jnp.zeros((m.num_layers, count + 1, tokens, m.num_kv_heads, m.head_dim), m.dtype)
+
+        def pool() -> jax.Array | None:
+            return cache(self.config.pages, self.config.page_tok) if self.config.pages else None
+
         return DecodeState(
-            k=jnp.zeros(shape, m.dtype),
-            v=jnp.zeros(shape, m.dtype),
+            k=tuple(cache(room.slots, room.tokens) for room in self.rooms),
+            v=tuple(cache(room.slots, room.tokens) for room in self.rooms),
+            pool_k=pool(),
+            pool_v=pool(),
             length=zeros(jnp.int32),
             last=zeros(jnp.int32),
             active=zeros(jnp.bool_),
@@ -168,10 +139,11 @@ class Engine:
         b, chunk = self.config.prefill_batch, max(self.config.prefill_chunks)
         rows, tokens = np.zeros(b, np.int32), np.zeros((b, chunk), np.int32)
         batch = Prefill(tokens, rows, rows, rows, tokens, np.ones(b, np.float32))
-        window = self.config.window_tok
+        whole = tuple(room.tokens for room in self.rooms)
+        last = len(self.rooms) - 1
         return {
-            "decode": self._generate.lower(params, state, window),
-            "prefill": self._prefill.lower(params, state, batch, window, False),
+            "decode": self._generate.lower(params, state, whole),
+            "prefill": self._prefill.lower(params, state, batch, last, whole[last], False),
         }
 
     def chunk_for(self, suffix_tok: int) -> int:
@@ -179,138 +151,79 @@ class Engine:
         fitting = [p for p in self.config.prefill_chunks if p >= suffix_tok]
         return min(fitting, default=max(self.config.prefill_chunks))
 
-    def bucket_for(self, length_tok: int) -> int:
-        """The smallest attention length that covers `length_tok`."""
-        return min(bucket for bucket in self.kv_buckets if bucket >= length_tok)
+    def bucket_for(self, length_tok: int, room: int) -> int:
+        """The smallest attention length of a room that covers `length_tok`."""
+        whole = self.rooms[room].tokens
+        return min([b for b in self.config.kv_buckets if length_tok <= b < whole], default=whole)
 
     def prefill(
-        self, params: Params, state: DecodeState, batch: Prefill, score: bool = False
-    ) -> tuple[DecodeState, tuple[jax.Array, jax.Array] | None]:
-        """Writes keys and values of the suffixes into their slots.
+        self,
+        params: Params,
+        state: DecodeState,
+        batch: Prefill,
+        score: bool = False,
+        room: int = 0,
+    ) -> tuple[DecodeState, tuple[Scores | None, jax.Array | None]]:
+        """Writes keys and values of the suffixes into their slots of a room.
 
-        With `score`: also the log-probs f32[b, P] of `targets`, at the temperature and at 1.
+        -> (with `score` the log-probs f32[b, P] of `targets` at the temperature and at 1, with
+        routing on the experts u8[L, b, P, K]).
         """
         reach = int(np.max(batch.starts)) + batch.tokens.shape[1]
-        bucket = self.bucket_for(min(reach, self.config.window_tok))
-        return self._prefill(params, state, batch, bucket, score)  # type: ignore[no-any-return]
+        bucket = self.bucket_for(min(reach, self.rooms[room].tokens), room)
+        return self._prefill(params, state, batch, room, bucket, score)  # type: ignore[no-any-return]
 
     def insert(self, state: DecodeState, rows: Rows) -> DecodeState:
         """Starts (or stops) decoding in the slots of `rows.mask`."""
         return self._insert(state, rows)  # type: ignore[no-any-return]
 
     def generate(
-        self, params: Params, state: DecodeState, longest_tok: int
-    ) -> tuple[DecodeState, Draw]:
+        self, params: Params, state: DecodeState, longest_tok: int | Sequence[int]
+    ) -> tuple[DecodeState, tuple[Draw, jax.Array | None]]:
         """One token for every slot; inactive slots yield noise that nobody reads.
 
-        longest_tok: the largest length of an active slot, to choose the attention bucket.
+        longest_tok: the largest length of an active slot in each room, 0 for a room without one.
+        -> (the draw, with routing on the experts u8[L, S, K] of the tokens that were fed)
         """
-        bucket = self.bucket_for(min(longest_tok + 1, self.config.window_tok))
-        return self._generate(params, state, bucket)  # type: ignore[no-any-return]
+        longest = [longest_tok] if isinstance(longest_tok, int) else longest_tok
+        buckets = tuple(
+            self.bucket_for(min(n + 1, room.tokens), i) if n else 0
+            for i, (n, room) in enumerate(zip(longest, self.rooms, strict=True))
+        )
+        return self._generate(params, state, buckets)  # type: ignore[no-any-return]
 
+    def copy(
+        self, state: DecodeState, source: tuple[int, int], target: tuple[int, int], tokens: int
+    ) -> DecodeState:
+        """The first `tokens` keys and values of a slot in another room's; (room, slot within)."""
+        room = (
+            source[0] if self.rooms[source[0]].tokens < self.rooms[target[0]].tokens else target[0]
+        )
+        bucket = self.bucket_for(tokens, room)
+        return self._copy(  # type: ignore[no-any-return]
+            state, np.int32(source[1]), np.int32(target[1]), source[0], target[0], bucket
+        )
 
-def _insert(state: DecodeState, rows: Rows) -> DecodeState:
-    def pick(new: Array, old: jax.Array) -> jax.Array:
-        return jnp.where(rows.mask, new, old)
+    def save(
+        self, state: DecodeState, room: int, slot: int, first_page: int, pages: Sequence[int]
+    ) -> DecodeState:
+        """Copies pages of a slot, from its page `first_page` on, into pages of the pool."""
+        numbers = self._page_numbers(room, pages)
+        count = np.int32(len(pages))
+        return self._save(  # type: ignore[no-any-return]
+            state, np.int32(slot), np.int32(first_page), numbers, count, room
+        )
 
-    return state._replace(
-        length=pick(rows.length, state.length),
-        last=pick(rows.last, state.last),
-        active=pick(rows.active, state.active),
-        knobs=jax.tree.map(pick, rows.knobs, state.knobs),
-    )
+    def restore(
+        self, state: DecodeState, room: int, slot: int, pages: Sequence[int]
+    ) -> DecodeState:
+        """Copies pages of the pool to the beginning of a slot."""
+        numbers = self._page_numbers(room, pages)
+        count = np.int32(len(pages))
+        return self._restore(state, np.int32(slot), numbers, count, room)  # type: ignore[no-any-return]
 
-
-Write = Callable[[jax.Array, jax.Array, Array, Array | None], jax.Array]
-
-
-def _scatter(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | None) -> jax.Array:
-    """`cache` f[L, S, T, KV, hd] with `new` f[L, b, P, KV, hd] at [:, slots, starts:starts + P].
-
-    P is 1, or starts is None: from 0 on.
-    """
-    if starts is None:
-        return cache.at[:, slots, : new.shape[2]].set(new)
-    return cache.at[:, slots, starts].set(new[:, :, 0])
-
-
-def _write_rows(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | None) -> jax.Array:
-    """As `_scatter`, one slot after another."""
-    slots = jnp.asarray(slots)
-    starts = jnp.zeros_like(slots) if starts is None else starts
-
-    def one(row: jax.Array, cache: jax.Array) -> jax.Array:
-        part = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=1)
-        return jax.lax.dynamic_update_slice(cache, part, (0, slots[row], starts[row], 0, 0))
-
-    out: jax.Array = jax.lax.fori_loop(0, new.shape[1], one, cache)
-    return out
-
-
-def _generate(
-    graphdef: nnx.GraphDef[Qwen3], write: Write, params: Params, state: DecodeState, bucket: int
-) -> tuple[DecodeState, Draw]:
-    slots = state.length.shape[0]
-    position = jnp.minimum(state.length, state.k.shape[2] - 1)
-    mask = jnp.arange(bucket)[None, :] < position[:, None]  # bool[S, T']
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        # `cache` is the layer's number: picked here, the layer is read in place; the scan copies.
-        past_k, past_v = (x[cache, :slots, :bucket] for x in (state.k, state.v))
-        return attend_step(q, k, v, past_k, past_v, mask), (k[:, 0], v[:, 0])
-
-    layers = jnp.arange(state.k.shape[0])
-    out = apply(graphdef, params, state.last[:, None], position[:, None], attend, layers)
-    drawn = draw(all_logits(graphdef, params, out.hidden[:, 0]), state.knobs)
-    new_k, new_v = out.cache  # f[L, S, KV, hd]
-    rows = jnp.where(state.active, jnp.arange(slots), slots)  # idle slots write to scratch
-    step = state.active.astype(jnp.int32)
-    return (
-        state._replace(
-            k=write(state.k, new_k[:, :, None], rows, position),
-            v=write(state.v, new_v[:, :, None], rows, position),
-            length=state.length + step,
-            last=jnp.where(state.active, drawn.ids, state.last),
-            knobs=state.knobs._replace(step=state.knobs.step + step),
-        ),
-        drawn,
-    )
-
-
-def _prefill(
-    graphdef: nnx.GraphDef[Qwen3],
-    write: Write,
-    params: Params,
-    state: DecodeState,
-    batch: Prefill,
-    bucket: int,
-    score: bool,
-) -> tuple[DecodeState, tuple[jax.Array, jax.Array] | None]:
-    size = batch.tokens.shape[1]
-    position = batch.starts[:, None] + jnp.arange(size)[None, :]  # i32[b, P]
-    position = jnp.minimum(position, state.k.shape[2] - 1)
-    rows = jnp.arange(batch.tokens.shape[0])[:, None]
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        past_k = cache[0].at[rows, position].set(k, mode="drop")
-        past_v = cache[1].at[rows, position].set(v, mode="drop")
-        return attend_chunk(q, past_k, past_v, position), (past_k, past_v)
-
-    cache = (state.k[:, batch.sources, :bucket], state.v[:, batch.sources, :bucket])
-    out = apply(graphdef, params, jnp.asarray(batch.tokens), position, attend, cache)
-    new_k, new_v = out.cache
-    state = state._replace(
-        k=write(state.k, new_k, batch.slots, None),
-        v=write(state.v, new_v, batch.slots, None),
-    )
-    if not score:
-        return state, None
-    logits = all_logits(graphdef, params, out.hidden).astype(jnp.float32)
-    temperature = jnp.where(batch.temperature <= 0, 1.0, batch.temperature)[:, None, None]
-    return state, (_pick(logits / temperature, batch.targets), _pick(logits, batch.targets))
-
-
-def _pick(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """log softmax(logits)[target]: f32[b, P]"""
-    chosen = jnp.take_along_axis(logits, jnp.asarray(targets)[..., None], axis=-1)[..., 0]
-    return chosen - jax.nn.logsumexp(logits, axis=-1)
+    def _page_numbers(self, room: int, pages: Sequence[int]) -> np.ndarray:
+        """i32[T / page], padded with the scratch page."""
+        numbers = np.full(self.rooms[room].tokens // self.config.page_tok, self.config.pages)
+        numbers[: len(pages)] = pages
+        return numbers.astype(np.int32)

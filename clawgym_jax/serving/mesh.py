@@ -31,11 +31,11 @@ def on_chips(parallel: ServingParallel | None, one_chip: Callable[..., Any]) -> 
         return one_chip
 
     def program(params: Any, state: Any, *rest: Any) -> Any:
-        arrays = [x for x in rest if not isinstance(x, int)]
+        arrays = [x for x in rest if not _static(x)]
 
         def local(params: Any, state: Any, *given: Any) -> Any:
             left = iter(given)
-            return one_chip(params, state, *(x if isinstance(x, int) else next(left) for x in rest))
+            return one_chip(params, state, *(x if _static(x) else next(left) for x in rest))
 
         place = _state_specs(state)
         return jax.shard_map(
@@ -47,6 +47,11 @@ def on_chips(parallel: ServingParallel | None, one_chip: Callable[..., Any]) -> 
         )(params, state, *arrays)
 
     return program
+
+
+def _static(argument: Any) -> bool:
+    """Numbers and plain tuples of them; a NamedTuple holds arrays."""
+    return type(argument) in (int, bool, tuple)
 
 
 def platform(parallel: ServingParallel | None) -> str:
@@ -104,4 +109,6 @@ def _state_shardings(parallel: ServingParallel, state: Any) -> Any:
 def _state_specs(state: Any) -> Any:
     """PartitionSpecs of a DecodeState (or a tree of its structure)."""
     everywhere = jax.tree.map(lambda _: _EVERYWHERE, state)
-    return everywhere._replace(k=_HEADS, v=_HEADS)
+    heads = jax.tree.map(lambda _: _HEADS, state)
+    cut = {name: getattr(heads, name) for name in ("k", "v", "pool_k", "pool_v")}
+    return everywhere._replace(**cut)

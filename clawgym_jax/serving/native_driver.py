@@ -4,8 +4,11 @@ The thread repeats: swap weights if asked, admit waiting requests (batched prefi
 hold the longest prefix), one decode step for all, hand out what finished. Not here: batching
 (`batcher`), programs (`engine`).
 
+What is in flight when weights are swapped: `drain` lets it finish first, `continue` swaps between
+two steps and goes on (each token carries its version, the keys and values serve nobody else),
+`abort` ends it with finish=abort.
 Invariants: a request ends once, with a Completion or a typed error; a failure of the engine fails
-the requests in it and nothing else; weights never change under a request (drain).
+the requests in it and nothing else; by default weights never change under a request.
 """
 
 from __future__ import annotations
@@ -16,21 +19,40 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from clawgym_jax.core.errors import EngineRestarted, NoWeights, Overlong, SamplerError
+from clawgym_jax.core.errors import (
+    ConfigError,
+    EngineRestarted,
+    NoWeights,
+    Overlong,
+    SamplerError,
+)
 from clawgym_jax.core.types import Completion, Finish, SamplingParams, Stop
-from clawgym_jax.serving.batcher import Batcher, Finished, Request, completion_of
+from clawgym_jax.serving.batcher import Batcher
 from clawgym_jax.serving.engine import Engine
+from clawgym_jax.serving.request import Finished, Request
+
+SwapPolicy = Literal["drain", "continue", "abort"]
 
 
 class NativeDriver:
     """Implements core.interfaces.Sampler and WeightSink. Use as a context manager."""
 
-    def __init__(self, engine: Engine, decode: Callable[[Sequence[int]], str] | None = None):
+    def __init__(
+        self,
+        engine: Engine,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        swap_policy: SwapPolicy = "drain",
+    ) -> None:
         """decode: ids -> text, needed for stop strings only."""
+        if swap_policy not in get_args(SwapPolicy):
+            raise ConfigError(
+                f"swap_policy: expected one of {get_args(SwapPolicy)}, got {swap_policy!r}"
+            )
+        self._swap_policy = swap_policy
         self._engine = engine
         self._decode = decode
         self._vocabulary = engine.model.vocab_size
@@ -95,7 +117,16 @@ class NativeDriver:
         if len(prompt) + (len(forced) if forced is not None else 1) > window:
             raise Overlong(len(prompt), window)
         loop = asyncio.get_running_loop()
-        request = Request(request_id, prompt, params, stop, loop.create_future(), loop, forced)
+        request = Request(
+            request_id,
+            prompt,
+            params,
+            stop,
+            loop.create_future(),
+            loop,
+            forced,
+            arrived_s=time.perf_counter(),
+        )
         with self._wake:
             if self._closed:
                 raise EngineRestarted("the driver is closed; start a new one")
@@ -115,7 +146,7 @@ class NativeDriver:
     # --- WeightSink --------------------------------------------------------------------------
 
     def publish(self, params: Any, version: int) -> None:
-        """Drains what is in flight, swaps, then serves `version`. Blocks until it is served."""
+        """Swaps by the policy, then serves `version`. Blocks until it is served."""
         if version <= self._batcher.version:
             raise ValueError(
                 f"versions rise: version {self._batcher.version} is served already, got {version}"
@@ -155,7 +186,7 @@ class NativeDriver:
         while True:
             start = time.perf_counter()
             with self._wake:
-                while not (self._closed or self._waiting or self._batcher.running or self._pending):
+                while not (self._closed or self._waiting or self._batcher.busy or self._pending):
                     self._wake.wait()
                 closed = self._closed
             self.stats.idle_s += time.perf_counter() - start
@@ -172,22 +203,33 @@ class NativeDriver:
             self.stats.busy_s += time.perf_counter() - start
 
     def _turn(self) -> None:
-        """One round: swap, reap, admit, step."""
-        if self._pending and not self._batcher.running:
-            self._swap()
+        """One round: swap, reap, admit, prefill, step."""
+        if self._pending:
+            self._swap_if_due()
         self._reap()
         while not self._pending and self._take():
-            self._resolve_all(self._batcher.admit(self._taken))
+            self._batcher.admit(self._taken)
             self._taken = []
+            self._resolve_all(self._batcher.advance())
+        if self._batcher.filling:
+            self._resolve_all(self._batcher.advance())
         if self._batcher.running:
             self._resolve_all(self._batcher.step())
 
     def _take(self) -> bool:
         """Takes the next waiting requests that there is room for."""
         with self._wake:
-            count = min(self._batcher.room, len(self._waiting))
-            self._taken = [self._waiting.popleft() for _ in range(count)]
+            self._taken = self._batcher.choose(self._waiting) if self._waiting else []
+            for request in self._taken:
+                self._waiting.remove(request)
         return bool(self._taken)
+
+    def _swap_if_due(self) -> None:
+        if self._batcher.busy and self._swap_policy == "drain":
+            return
+        if self._swap_policy == "abort":
+            self._resolve_all(self._batcher.stop(self._batcher.requests()))
+        self._swap()
 
     def _swap(self) -> None:
         with self._wake:
@@ -203,8 +245,8 @@ class NativeDriver:
             gone = [r for r in self._waiting if r.cancelled]
             for request in gone:
                 self._waiting.remove(request)
-        self._resolve_all([(r, completion_of(r, Finish.ABORT)) for r in gone])
-        stopped = [r for r in self._batcher.running.values() if r.cancelled]
+        self._resolve_all([(r, r.completion(Finish.ABORT)) for r in gone])
+        stopped = [r for r in self._batcher.requests() if r.cancelled]
         if stopped:
             self._resolve_all(self._batcher.stop(stopped))
 
@@ -232,13 +274,15 @@ class NativeDriver:
     def _fail_all(self, error: SamplerError) -> None:
         with self._wake:
             waiting, self._waiting = list(self._waiting), deque()
-        for r in [*self._batcher.running.values(), *waiting]:
+        for r in [*self._batcher.requests(), *waiting]:
             self._resolve(r, error)
         self._batcher.running.clear()
+        self._batcher.filling.clear()
 
     def _restart(self, error: Exception) -> None:
         """Fails the requests that were in the engine and starts it with empty slots."""
-        lost = {r.request_id: r for r in [*self._taken, *self._batcher.running.values()]}
+        lost = {r.request_id: r for r in [*self._taken, *self._batcher.requests()]}
+        self.stats.restarts += 1
         self._taken = []
         for r in lost.values():
             self._resolve(r, EngineRestarted(f"the engine failed and was restarted: {error!r}"))

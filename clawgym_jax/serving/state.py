@@ -1,0 +1,129 @@
+"""Shapes of the engine: its configuration, its rooms, and what a decode step reads and writes.
+
+Slots have room for a number of tokens; those of one length are a room. A context of 64K tokens
+then costs 64K in few slots, and most have less. Beside the slots lies a pool of pages, the prefix
+cache. Not here: programs (`programs`), which slot or page holds what (`slots`, `prefix_cache`).
+Axes: S slots, T tokens of a slot, L layers, b prefill batch, P prefill chunk, N pages of the pool,
+KV key-value heads, hd head width.
+Invariant: everything here is static but the arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.serving.sampling import Knobs
+
+Array = Any  # numpy on the way in, traced inside a program
+
+
+class Room(NamedTuple):
+    """Slots of one length."""
+
+    first: int  # number of the first slot
+    slots: int
+    tokens: int  # T
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Static shapes of the engine."""
+
+    slots: int = 32  # requests decoded together
+    window_tok: int = 1024  # prompt + completion of the longest slot
+    prefill_batch: int = 8  # b: prompts prefilled together
+    prefill_chunks: tuple[int, ...] = (32, 128, 512)  # P: suffix lengths that have a program
+    kv_buckets: tuple[int, ...] = ()  # lengths up to which attention reads; () = a slot's length
+    room_slots: tuple[int, ...] = ()  # slots by length, from the shortest; () = all the longest
+    room_tok: tuple[int, ...] = ()  # their lengths
+    cache_tok: int = 0  # pool of the prefix cache beside what the slots keep; 0 = none
+    page_tok: int = 64  # of the pool
+    prefill_budget_tok: int = 1 << 20  # prefilled between two decode steps, in whole chunks
+    routing: bool = False  # completions carry the experts of every token
+
+    def __post_init__(self) -> None:
+        if min(self.slots, self.prefill_batch, self.window_tok, self.page_tok) < 1:
+            raise ConfigError(
+                "engine: expected slots, prefill_batch, window_tok and page_tok of at least 1, "
+                f"got {self}"
+            )
+        if not self.prefill_chunks or max(self.prefill_chunks) > self.window_tok:
+            raise ConfigError(
+                f"prefill_chunks {self.prefill_chunks} must be non-empty and at most "
+                f"window_tok={self.window_tok}"
+            )
+        self._check_rooms()
+        if self.cache_tok and any(room.tokens % self.page_tok for room in self.rooms):
+            raise ConfigError(
+                f"engine: with cache_tok, expected slots of whole pages of {self.page_tok} tokens, "
+                f"got {[room.tokens for room in self.rooms]}; change page_tok"
+            )
+
+    def _check_rooms(self) -> None:
+        lengths, counts = self.room_tok, self.room_slots
+        if not lengths and not counts:
+            return
+        rising = list(lengths) == sorted(set(lengths))
+        if len(lengths) != len(counts) or not rising or min(counts, default=0) < 1:
+            raise ConfigError(
+                "engine: expected room_tok to rise, with as many room_slots (at least 1 each), got "
+                f"{lengths} and {counts}"
+            )
+        if sum(counts) != self.slots or lengths[-1] != self.window_tok:
+            raise ConfigError(
+                f"engine: expected room_slots to add up to slots={self.slots} and the last "
+                f"room_tok to be window_tok={self.window_tok}, got {counts} and {lengths}"
+            )
+
+    @property
+    def rooms(self) -> tuple[Room, ...]:
+        if not self.room_tok:
+            return (Room(0, self.slots, self.window_tok),)
+        firsts = [sum(self.room_slots[:i]) for i in range(len(self.room_slots))]
+        return tuple(map(Room, firsts, self.room_slots, self.room_tok))
+
+    @property
+    def pages(self) -> int:
+        """N"""
+        return self.cache_tok // self.page_tok
+
+
+class DecodeState(NamedTuple):
+    """Everything a decode step reads and writes; the last slot of a room is scratch, so is page N.
+
+    Keys and values of a slot below its length are those of its tokens.
+    """
+
+    k: tuple[jax.Array, ...]  # f[L, S + 1, T, KV, hd] of each room
+    v: tuple[jax.Array, ...]
+    pool_k: jax.Array | None  # f[L, N + 1, page, KV, hd]
+    pool_v: jax.Array | None
+    length: jax.Array  # i32[S], tokens with keys and values
+    last: jax.Array  # i32[S], the token to feed next
+    active: jax.Array  # bool[S]
+    knobs: Knobs  # [S] each
+
+
+class Prefill(NamedTuple):
+    """One padded batch of prompt suffixes in slots of one room. Padding rows use its scratch."""
+
+    tokens: Array  # i32[b, P]
+    slots: Array  # i32[b], where the result goes; counted within the room
+    sources: Array  # i32[b], slot of the room whose first `starts` tokens are the prefix
+    starts: Array  # i32[b], tokens before the suffix
+    targets: Array  # i32[b, P], token after each (for scoring), 0 where not wanted
+    temperature: Array  # f32[b], for scoring
+
+
+class Rows(NamedTuple):
+    """New values for the slots in `mask` (insert)."""
+
+    mask: Array  # bool[S]
+    length: Array  # i32[S]
+    last: Array  # i32[S]
+    active: Array  # bool[S]
+    knobs: Knobs  # numpy [S] each

@@ -1,0 +1,165 @@
+"""Slots of several lengths and the cache pool: the same tokens as without, and less work."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.core.types import Completion
+from clawgym_jax.model.attention import dense_tree_attention
+from clawgym_jax.model.qwen3 import apply, apply_logits
+from clawgym_jax.serving.engine import Engine, EngineConfig
+from clawgym_jax.serving.native_driver import NativeDriver
+from clawgym_jax.serving.slots import SlotTable
+from clawgym_jax.serving.state import Room
+from tests.serving.test_native_driver import GRAPH, MODEL, OTHER, PARAMS, go, oracle, prompt_of
+
+WITH_ROOMS = EngineConfig(
+    slots=4,
+    window_tok=64,
+    prefill_batch=2,
+    prefill_chunks=(4, 16),
+    room_slots=(3, 1),
+    room_tok=(32, 64),
+    cache_tok=96,
+    page_tok=8,
+    prefill_budget_tok=16,
+)
+ENGINE = Engine(GRAPH, MODEL, WITH_ROOMS)
+ROW_WRITER = Engine(GRAPH, MODEL, WITH_ROOMS, write_rows=True)
+ONE_ROOM = Engine(GRAPH, MODEL, EngineConfig(slots=4, window_tok=64, prefill_chunks=(4, 16)))
+
+
+@pytest.fixture(params=[ENGINE, ROW_WRITER], ids=["scatter", "rows"])
+def driver(request: pytest.FixtureRequest) -> Iterator[NativeDriver]:
+    with NativeDriver(request.param) as driver:
+        driver.publish(PARAMS, 1)
+        yield driver
+
+
+@jax.jit
+def forward(tokens: jax.Array) -> jax.Array:
+    """f32[64, V]: log-probs of a plain forward pass over i32[64]."""
+    end = jnp.full((1, tokens.size), tokens.size, jnp.int32)
+
+    def attend(q: Any, k: Any, v: Any, cache: Any) -> tuple[Any, None]:
+        return dense_tree_attention(q, k, v, end), None
+
+    positions = jnp.arange(tokens.size)[None]
+    hidden = apply(GRAPH, PARAMS, tokens[None], positions, attend).hidden
+    return jax.nn.log_softmax(apply_logits(GRAPH, PARAMS, hidden)[0])
+
+
+def check(prompt: np.ndarray, done: Completion) -> None:
+    whole = np.zeros(64, np.int32)  # what follows a token does not matter to it
+    end = prompt.size + done.ids.size
+    whole[:end] = [*prompt, *done.ids]
+    rows = np.asarray(forward(jnp.asarray(whole)))[prompt.size - 1 : end - 1]
+    np.testing.assert_allclose(done.logprobs, rows[np.arange(done.ids.size), done.ids], atol=1e-5)
+
+
+def test_every_length_gets_the_tokens_of_one_room(driver: NativeDriver) -> None:
+    async def play(on: NativeDriver) -> list[Completion]:
+        jobs = [
+            go(on, f"r{i}", prompt_of(i, 3 + 7 * (i % 8)), seed=i, max_tok=4 + i % 6)
+            for i in range(11)
+        ]
+        return await asyncio.gather(*jobs)
+
+    with NativeDriver(ONE_ROOM) as plain:
+        plain.publish(PARAMS, 1)
+        for one, two in zip(asyncio.run(play(plain)), asyncio.run(play(driver)), strict=True):
+            assert one.ids.tolist() == two.ids.tolist()
+            np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-5)
+
+
+def test_a_prefix_moves_to_a_longer_slot(driver: NativeDriver) -> None:
+    prompt = prompt_of(1, 10)
+    first = asyncio.run(go(driver, "short", prompt, max_tok=5))
+    grown = np.concatenate([prompt, first.ids, prompt_of(2, 20)])
+    second = asyncio.run(go(driver, "long", grown, max_tok=9))
+    assert second.cached_tok == 14
+    check(grown, second)
+
+
+def test_what_slots_lose_the_pool_keeps(driver: NativeDriver) -> None:
+    """Three episodes take turns in the only slot that is long enough."""
+    talks = [prompt_of(i, 36) for i in range(2)]
+    for turn in range(3):
+        for i, talk in enumerate(talks):
+            before = driver.stats.prefilled_tok
+            done = asyncio.run(go(driver, f"e{i}.{turn}", talk, seed=i, max_tok=4))
+            check(talk, done)
+            if turn:
+                assert done.cached_tok >= talk.size - 5 - 1  # but for what is new
+                assert driver.stats.prefilled_tok - before <= 6
+            talks[i] = np.concatenate([talk, done.ids, prompt_of(9, 2)])
+    assert driver.stats.pooled_tok > 0
+
+
+def test_a_swap_empties_the_pool(driver: NativeDriver) -> None:
+    prompt, other = prompt_of(1, 36), prompt_of(2, 36)
+    asyncio.run(go(driver, "a", prompt))
+    asyncio.run(go(driver, "b", other))  # the first one is in the pool now
+    driver.publish(OTHER, 2)
+    done = asyncio.run(go(driver, "c", prompt))
+    assert done.cached_tok == 0
+    np.testing.assert_allclose(done.logprobs, oracle(OTHER, prompt, done.ids, 1.0), atol=1e-5)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=6)
+def test_any_traffic_gets_the_log_probs_of_a_forward_pass(seed: int) -> None:
+    rng = random.Random(seed)
+    stems = [prompt_of(rng.randrange(99), rng.randrange(1, 40)) for _ in range(3)]
+
+    async def play(driver: NativeDriver) -> None:
+        async def one(i: int) -> tuple[np.ndarray, Completion]:
+            await asyncio.sleep(rng.random() / 50)
+            stem = rng.choice(stems)
+            prompt = np.concatenate([stem[: rng.randrange(1, stem.size + 1)], prompt_of(i, 3)])
+            if rng.random() < 0.2:
+                ids = prompt_of(i + 50, rng.randrange(1, 15))
+                return prompt, await driver.score(prompt, ids)
+            return prompt, await go(driver, f"x{i}", prompt, seed=i, max_tok=rng.randrange(1, 12))
+
+        for prompt, done in await asyncio.gather(*(one(i) for i in range(20))):
+            check(prompt, done)
+
+    with NativeDriver(ENGINE) as driver:
+        driver.publish(PARAMS, 1)
+        asyncio.run(play(driver))
+
+
+def test_short_requests_leave_long_slots_to_those_who_need_them() -> None:
+    table = SlotTable([Room(0, 1, 16), Room(1, 1, 64)])
+    assert table.choose([10, 10]) == [0, 1]  # nobody needs the long one
+    assert table.choose([10, 10, 40]) == [0, 2]
+    assert table.choose([40, 40, 10]) == [0, 2]
+    claim = table.claim(prompt_of(1, 10), 10)
+    assert claim is not None and claim.slot == 0
+    assert table.choose([10, 40]) == [1] and table.choose([10]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"room_slots": (2, 1), "room_tok": (16, 64)}, "add up to slots=4"),
+        ({"room_slots": (2, 2), "room_tok": (64, 16)}, "expected room_tok to rise"),
+        ({"room_slots": (2, 2), "room_tok": (16, 32)}, "the last room_tok to be window_tok=64"),
+        ({"cache_tok": 64, "page_tok": 24}, "whole pages of 24"),
+    ],
+)
+def test_wrong_shapes_say_what_was_expected(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        EngineConfig(slots=4, window_tok=64, prefill_chunks=(4, 16), **fields)  # type: ignore[arg-type]

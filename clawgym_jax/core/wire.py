@@ -40,6 +40,8 @@ _ENUMS: dict[str, type[enum.StrEnum]] = {
     "delivery": Delivery,
     "outcome": Outcome,
 }
+_ATOMS = frozenset({str, int, float, bool, bytes, type(None), np.ndarray})
+_FIELDS: dict[type, tuple[str, ...]] = {}
 _NESTED: dict[str, type] = {"completion": Completion, "effective": SamplingParams, "grade": Grade}
 
 
@@ -74,19 +76,29 @@ def decode(data: bytes) -> Any:
 
 def _plain(record: Any) -> dict[str, Any]:
     """A dataclass as a dict of plain values, arrays left alone."""
-    out: dict[str, Any] = {}
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if dataclasses.is_dataclass(value):
-            value = _plain(value)
-        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
-            value = [_plain(item) for item in value]
-        elif isinstance(value, Mapping):
-            value = dict(value)
-        elif isinstance(value, enum.StrEnum):
-            value = str(value)
-        out[field.name] = value
-    return out
+    return {name: _plain_value(getattr(record, name)) for name in _field_names(type(record))}
+
+
+def _plain_value(value: Any) -> Any:
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is tuple and value and _field_names(type(value[0])):
+        return [_plain(item) for item in value]
+    if _field_names(kind):
+        return _plain(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value) if isinstance(value, enum.StrEnum) else value
+
+
+def _field_names(cls: type) -> tuple[str, ...]:
+    """Of a class that is a dataclass; nothing for any other."""
+    names = _FIELDS.get(cls)
+    if names is None:
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        names = _FIELDS[cls] = tuple(field.name for field in fields)
+    return names
 
 
 def _revive(cls: type, body: dict[str, Any]) -> Any:

@@ -71,16 +71,24 @@ def _too_large(limit_bytes: int) -> RequestFault:
 
 def _object_of(raw: bytes) -> Mapping[str, Any]:
     try:
-        body = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
+        body = _DECODER.decode(raw.decode("utf-8"))
         if not isinstance(body, dict):
             raise invalid("a JSON object as body", body)
-        return dict(_without_lone_surrogates(body)) if b"\\ud" in raw.lower() else body
+        return dict(_without_lone_surrogates(body)) if _has_surrogates(raw) else body
     except (ValueError, RecursionError) as error:
         raise invalid("a JSON object in UTF-8 as body", raw[:80], str(error)) from error
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _has_surrogates(raw: bytes) -> bool:
+    """Escapes of them, halves or pairs."""
+    return b"\\u" in raw and (b"\\ud" in raw or b"\\uD" in raw)
 
 
 def _without_lone_surrogates(value: Any) -> Any:

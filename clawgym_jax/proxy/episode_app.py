@@ -28,6 +28,7 @@ from clawgym_jax.proxy.probes import OPEN_PATHS, answer_probe, is_known
 from clawgym_jax.proxy.protocol import WireProtocol, dump
 from clawgym_jax.proxy.session import Session
 from clawgym_jax.proxy.streaming import Client, answer_stream, answer_whole
+from clawgym_jax.proxy.turns import Request
 
 _ANTHROPIC, _CHAT, _RESPONSES = AnthropicMessages(), OpenAIChat(), OpenAIResponses()
 _PROTOCOLS: Mapping[str, WireProtocol] = {
@@ -82,15 +83,19 @@ class EpisodeApp:
             )
         if http.method != "POST":
             raise RequestFault(FaultKind.METHOD, f"expected POST, got {_asked(http)}")
-        body = await read_json(http, self._config.max_body_bytes)
         with _unforeseen_forms():
-            request = protocol.parse(body, dict(http.headers))
             if path in _COUNTS:
-                count = {"input_tokens": await session.count_tokens(request)}
-                await _reply({**_COUNTS[path], **count}, http, receive, send)
+                counted = await session.count_tokens(await self._read(http, protocol))
+                count = {**_COUNTS[path], "input_tokens": counted}
+                await _reply(count, http, receive, send)
                 return
-            prepared = await session.prepare(request)
+            # The request has no name here: most of it is let go before it is sampled.
+            prepared = await session.prepare(await self._read(http, protocol))
         await self._answer(prepared, protocol, session, Client(receive, send), started_s)
+
+    async def _read(self, http: HttpRequest, protocol: WireProtocol) -> Request:
+        body = await read_json(http, self._config.max_body_bytes)
+        return protocol.parse(body, dict(http.headers))
 
     async def _answer(
         self,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
+
 from clawgym_jax.core.interfaces import RequestView
 from clawgym_jax.core.types import Role
 from clawgym_jax.proxy.splice import Prompt
@@ -39,6 +41,6 @@ def view_of(request: Request) -> RequestView:
 
 def repeat_key(prepared: Prepared) -> bytes:
     """Equal for requests that ask for the same thing."""
-    digest = hashlib.blake2b(prepared.chain.encode(), digest_size=16)
-    digest.update(prepared.prompt.ids.tobytes())
+    digest = hashlib.sha256(prepared.chain.encode() + b"\0")
+    digest.update(np.ascontiguousarray(prepared.prompt.ids).data)
     return digest.digest()

@@ -9,6 +9,7 @@ Invariant: kept ids are read-only, so that no prompt can change another one's.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import threading
@@ -32,7 +33,7 @@ def packed(value: Any) -> bytes:
     return out
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stretch:
     """Turns between two sampled turns; the first one of a conversation begins with the tools."""
 
@@ -45,6 +46,7 @@ class Stretch:
     def chars(self) -> int:
         return len(self.tools_key) + sum(len(t.text) + len(t.thinking) for t in self.turns)
 
+    @functools.cached_property
     def key(self) -> bytes:
         """Equal for stretches that are rendered alike."""
         turns = [
@@ -71,6 +73,8 @@ class Kept:
     dropped_thinking: bool
 
 
+Tools = tuple[Mapping[str, Any], ...]
+_MOST_TOOL_SETS = 256
 Render = Callable[[Stretch], Rendering]
 
 
@@ -81,6 +85,14 @@ class RenderingCache:
         self._budget_tok = budget_tok
         self._used_tok = 0
         self._entries: OrderedDict[bytes, Kept] = OrderedDict()
+        self._tools: OrderedDict[bytes, Tools] = OrderedDict()
+
+    def one_copy(self, tools_key: bytes, tools: Tools) -> Tools:
+        """Equal tools, those of an earlier request where there was one."""
+        found = self._tools.setdefault(tools_key, tools)
+        if len(self._tools) > _MOST_TOOL_SETS:
+            self._tools.popitem(last=False)
+        return found
 
     def find(self, key: bytes) -> Kept | None:
         entry = self._entries.get(key)
@@ -137,7 +149,7 @@ class Renderings:
         self._own: dict[bytes, Kept] = {}
 
     def get(self, stretch: Stretch, render: Render) -> Kept:
-        key = stretch.key()
+        key = stretch.key
         found = self.find(key)
         return found if found is not None else self.keep(key, render(stretch))
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from clawgym_jax.core.errors import ConfigError
@@ -60,8 +60,12 @@ class ProxyServer:
     ) -> None:
         """Listens on TCP, and on `socket_dir/proxy.sock` for sandboxes without a network."""
         sockets = self._listen(host, port, socket_dir)
+        # What is there by now stays: the collector of cycles need not look at all of it again and
+        # again while calls wait (30 ms and more each time, with JAX in the process).
+        gc.collect()
+        gc.freeze()
         config = uvicorn.Config(
-            Starlette(routes=self._routes()),
+            Router(routes=self._routes()),
             log_config=None,
             access_log=False,
             lifespan="off",

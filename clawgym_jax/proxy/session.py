@@ -10,6 +10,7 @@ Invariant: the engine gets exactly the ids that are recorded, and the log is wri
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import time
 from collections import Counter
@@ -31,7 +32,7 @@ from clawgym_jax.proxy.rendering import Renderings, Stretch
 from clawgym_jax.proxy.sampling import sample_patiently
 from clawgym_jax.proxy.settle import settle
 from clawgym_jax.proxy.slots import Slot, Slots
-from clawgym_jax.proxy.splice import Prompt, assemble, plan_prompt
+from clawgym_jax.proxy.splice import Plan, Prompt, assemble, plan_prompt
 from clawgym_jax.proxy.tool_calls import parser_named
 from clawgym_jax.proxy.turns import Answer, Request
 
@@ -80,18 +81,27 @@ class Session:
         if self._quarantine:
             raise RequestFault(self._refusal, f"episode quarantined: {self._quarantine}")
         chain, role = self._tracker.classify(view_of(request))
-        prompt = await self._compose(request, chain)
+        plan = self._plan(request, chain)
+        request = self._slim(request, plan)
+        prompt = await self._compose(plan)
         if prompt.ids.size >= self.spec.window_tok:
             self.causes["overflow"] += 1
             raise PromptOverflow(int(prompt.ids.size), self.spec.window_tok)
         return Prepared(request, chain, role, prompt, time.time(), started_s)
 
     async def count_tokens(self, request: Request) -> int:
-        return int((await self._compose(request, "")).ids.size)
+        return int((await self._compose(self._plan(request, ""))).ids.size)
 
-    async def _compose(self, request: Request, chain: str) -> Prompt:
+    def _plan(self, request: Request, chain: str) -> Plan:
         turns, mode = self._calls.turns, self._config.history
-        plan = plan_prompt(turns, request.turns, request.tools, mode, chain)
+        return plan_prompt(turns, request.turns, request.tools, mode, chain)
+
+    def _slim(self, request: Request, plan: Plan) -> Request:
+        """What is kept while the engine works: no turns, and one copy of the tools for all."""
+        tools = self._codec.cache.one_copy(plan.stretches[0].tools_key, request.tools)
+        return dataclasses.replace(request, turns=(), tools=tools)
+
+    async def _compose(self, plan: Plan) -> Prompt:
         for stretch in plan.stretches:
             if stretch.chars >= LONG_CHARS:
                 await self._render_aside(stretch)
@@ -99,7 +109,7 @@ class Session:
 
     async def _render_aside(self, stretch: Stretch) -> None:
         """In a thread, one at a time: the loop goes on, and equal texts are rendered once."""
-        key = stretch.key()
+        key = stretch.key
         if self._renderings.find(key) is None:
             async with self._long_work:
                 if self._renderings.find(key) is None:

@@ -103,9 +103,7 @@ async def answer_stream(
     except (RequestFault, asyncio.CancelledError) as error:
         await client.write(protocol.stream_error(request, flight.call_id, _fault(error)))
     else:
-        *events, last = protocol.stream_events(request, answer)
-        await client.write(b"".join(events))
-        await client.write(last)
+        await client.write(b"".join(protocol.stream_events(request, answer)))
         if not client.gone:
             flight.delivered()
     await client.finish()

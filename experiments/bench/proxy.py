@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -39,6 +40,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+import uvloop
 from absl import app, flags
 
 from clawgym_jax.config import TINY_BASE
@@ -53,6 +55,7 @@ PARTS = Path(__file__).parent / "proxy_parts"
 HISTORY_TURNS = 10
 HELD_S = 3.0
 IN_FLIGHT = 300
+SEEDS = itertools.count()
 
 
 @dataclass
@@ -122,8 +125,8 @@ async def one_after_another(
     seconds: list[float] = []
     encode_s: list[float] = []
     size = 0
-    for index, where in enumerate(await server.tell(open=episodes)):
-        talk = Talk(index)
+    for where in await server.tell(open=episodes):
+        talk = Talk(next(SEEDS))  # texts that no cache has seen
         for _ in range(HISTORY_TURNS):
             hear(talk, protocol, await speak(connection, where, talk, protocol))
         before = await server.tell(measure=True)
@@ -152,12 +155,20 @@ async def many_at_once(server: Ours, turns: int) -> dict[str, Any]:
     before = await server.tell(measure=True)
     places = await server.tell(open=IN_FLIGHT)
     await server.tell(hold_s=HELD_S)
+    talks = [Talk(next(SEEDS)) for _ in range(IN_FLIGHT)]
     over: list[float] = []
+    lag_s: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            before_s = time.perf_counter()
+            await asyncio.sleep(0.005)
+            lag_s.append(time.perf_counter() - before_s - 0.005)
 
     async def play(index: int) -> None:
         await asyncio.sleep(HELD_S * index / IN_FLIGHT)
         connection = await Connection("127.0.0.1", server.port).open()
-        talk = Talk(index)
+        talk = talks[index]
         for turn in range(turns):
             reply = await speak(connection, places[index], talk, "anthropic")
             hear(talk, "anthropic", reply)
@@ -166,8 +177,10 @@ async def many_at_once(server: Ours, turns: int) -> dict[str, Any]:
         await connection.close()
 
     started_s = time.perf_counter()
+    watching = asyncio.create_task(watch())
     await asyncio.gather(*(play(index) for index in range(IN_FLIGHT)))
     took_s = time.perf_counter() - started_s
+    watching.cancel()
     after = await server.tell(measure=True)
     await server.tell(hold_s=0.0)
     await server.tell(close=True)
@@ -178,6 +191,8 @@ async def many_at_once(server: Ours, turns: int) -> dict[str, Any]:
         "p99_ms": round(percentile(over, 0.99), 2),
         "lag_p50_ms": round(1e3 * after["lag_p50_s"], 2),
         "lag_p99_ms": round(1e3 * after["lag_p99_s"], 2),
+        "lag_max_ms": round(1e3 * after["lag_max_s"], 2),
+        "load_lag_p99_ms": round(1e3 * percentile(lag_s, 0.99), 2),  # of the load itself
         "episode_mb": round((after["rss_bytes"] - before["rss_bytes"]) / IN_FLIGHT / 1e6, 3),
         "turns": turns,
     }
@@ -188,8 +203,8 @@ async def long_histories(server: Ours, episodes: int) -> list[dict[str, Any]]:
     connection = await Connection("127.0.0.1", server.port).open()
     marks = (10, 50, 200)
     seen: dict[int, list[tuple[float, float, float]]] = {mark: [] for mark in marks}
-    for index, where in enumerate(await server.tell(open=episodes)):
-        talk = Talk(1000 + index)
+    for where in await server.tell(open=episodes):
+        talk = Talk(next(SEEDS))
         for turn in range(1, max(marks) + 2):
             near = next((m for m in marks if m <= turn - 1 < m + 5), None)
             before = await server.tell(measure=True) if near else None
@@ -221,8 +236,8 @@ async def against_litellm(server: Ours, python: Path, calls: int) -> dict[str, A
         ports = {"ours": server.port, "litellm": port, "backend": backend_port}
         lines = {name: await Connection("127.0.0.1", p).open() for name, p in ports.items()}
         done = 0
-        for index, where in enumerate(await server.tell(open=-(-calls // HISTORY_TURNS))):
-            talk = Talk(2000 + index)
+        for where in await server.tell(open=-(-calls // HISTORY_TURNS)):
+            talk = Talk(next(SEEDS))
             for _ in range(HISTORY_TURNS):
                 _, body = body_of(talk, "chat", False)
                 for name in ("litellm", "backend"):
@@ -307,7 +322,7 @@ async def measure(quick: bool) -> list[dict[str, Any]]:
 
 
 def main(_: list[str]) -> None:
-    rows = asyncio.run(measure(QUICK.value))
+    rows = uvloop.run(measure(QUICK.value))
     machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True

@@ -125,6 +125,7 @@ class Bench:
             "rss_bytes": int(status[1]) * 4096,
             "lag_p50_s": seen[len(seen) // 2],
             "lag_p99_s": seen[int(len(seen) * 0.99)],
+            "lag_max_s": seen[-1],
             "encoded_chars": self._codec.encoded_chars,
             "encode_s": self._codec.encode_s,
         }

@@ -7,6 +7,7 @@ Invariant: a conversation depends on its seed only; its system prompt and tools 
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from typing import Any
@@ -52,14 +53,20 @@ def listing(rng: random.Random, chars: int) -> str:
     return "\n".join(lines)[:chars]
 
 
+@functools.cache
+def system_and_tools() -> tuple[str, list[tuple[str, str]]]:
+    common = random.Random(0)
+    system = prose(common, SYSTEM_CHARS)
+    return system, [(f"Tool{i}", prose(common, TOOL_CHARS)) for i in range(TOOLS)]
+
+
 class Talk:
     """One conversation; `hear` adds an answer and the result of its tool call."""
 
     def __init__(self, seed: int) -> None:
-        common, own = random.Random(0), random.Random(seed + 1)
+        own = random.Random(seed + 1)
         self._rng = own
-        self.system = prose(common, SYSTEM_CHARS)
-        self.tools = [(f"Tool{i}", prose(common, TOOL_CHARS)) for i in range(TOOLS)]
+        self.system, self.tools = system_and_tools()
         self.turns: list[tuple[str, str, str]] = [("user", "", prose(own, FIRST_CHARS))]
 
     def hear(self, text: str, tool_call_id: str, name: str, arguments: str) -> None:

@@ -117,15 +117,15 @@ def test_scored_and_cut_requests_have_no_made_up_routes(driver: NativeDriver) ->
     async def cut() -> Completion:
         params = SamplingParams(max_tok=50)
         task = asyncio.create_task(driver.sample("cut", prompt_of(6, 8), params, Stop()))
-        await asyncio.sleep(0)
+        while driver.stats.sampled_tok == before:  # noqa: ASYNC110
+            await asyncio.sleep(0)
         driver.cancel("cut")
         return await task
 
+    before = driver.stats.sampled_tok
     done = asyncio.run(cut())
-    assert done.finish is Finish.ABORT and done.routing is not None
-    known = done.routing[: 8 + done.ids.size]
-    assert ((known == UNKNOWN_EXPERT) | (known < MODEL.num_experts)).all()
-    assert (done.routing[max(8 + done.ids.size - 1, 0) :] == UNKNOWN_EXPERT).all()
+    assert done.finish in (Finish.ABORT, Finish.LENGTH)  # it may have been through by then
+    check(prompt_of(6, 8), done)
 
 
 def test_dense_models_have_no_routes_and_too_many_experts_are_refused() -> None:

@@ -21,6 +21,7 @@ BASE = [
     "safetensors>=0.4",  # weights in and out, Hugging Face's format
     "rich>=13",  # progress bars and tables
     "tensorboardX>=2.6",  # curves for TensorBoard without TensorFlow
+    "prometheus_client>=0.21",  # the engine's counters for Prometheus
     "gymnasium>=1.0",  # the environment interface of rollout/gym_env
     "docker>=7.1",  # the Docker engine's SDK, for the docker sandbox
     "pyyaml>=6",  # front matter and task files of the benchmarks

@@ -45,6 +45,7 @@ from clawgym_jax.rollout.scripted import ScriptedSampler
 from clawgym_jax.rollout.store import CALLS, EPISODES, EpisodeStore
 from clawgym_jax.sandbox.select import make_sandboxes
 from clawgym_jax.serving.engine import Engine
+from clawgym_jax.serving.metrics import UsageMeter
 from clawgym_jax.serving.native_driver import NativeDriver
 from clawgym_jax.tasks.clawgym import load_tasks
 from clawgym_jax.tasks.toy import toy_tasks
@@ -74,11 +75,10 @@ HELDOUT_SEED = 20_250_731  # held-out tasks are the same for every run
 class LiveEpisodes:
     """Rolls out what the run's log does not hold yet."""
 
-    def __init__(self, host: RolloutHost, store: EpisodeStore, driver: NativeDriver) -> None:
+    def __init__(self, host: RolloutHost, store: EpisodeStore, meter: UsageMeter) -> None:
         self._host = host
         self._store = store
-        self._driver = driver
-        self._last = self._totals()
+        self._meter = meter
 
     def collect(
         self,
@@ -96,20 +96,7 @@ class LiveEpisodes:
         return [done[instance.episode_id] for instance in plan]
 
     def usage(self) -> dict[str, float]:
-        now = self._totals()
-        out = {name: value - self._last[name] for name, value in now.items()}
-        self._last = now
-        return out
-
-    def _totals(self) -> dict[str, float]:
-        stats = self._driver.stats
-        return {
-            "serving_busy_s": stats.busy_s,
-            "decoded_tok": float(stats.sampled_tok),
-            "prefilled_tok": float(stats.prefilled_tok),
-            "cached_tok": float(stats.cached_tok),
-            "decode_steps": float(stats.steps),
-        }
+        return self._meter.since_last()
 
 
 class RecordedEpisodes:
@@ -203,7 +190,7 @@ class Assembly:
             self.config.rollout,
         )
         self._stack.enter_context(host)
-        return LiveEpisodes(host, store, self.driver)
+        return LiveEpisodes(host, store, UsageMeter(self.driver, self.config.engine.slots))
 
     def _parts(self, params: Any, source: LiveEpisodes | RecordedEpisodes, heldout: bool) -> Parts:
         config = self.config

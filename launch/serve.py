@@ -2,7 +2,7 @@
 
     python launch/serve.py --workdir=runs/serve [--model=FOLDER] [--experiment=FILE]
         [--override=path.to.field=value ...] [--host=127.0.0.1] [--port=8321] [--key=KEY]
-        [--harness=generic]
+        [--harness=generic] [--metrics_port=PORT]
 
 Every call is in WORKDIR/calls.log; `python launch/report.py --workdir=WORKDIR --calls` prints them,
 also while this runs. Ctrl-C (or SIGTERM) ends it; the last line printed is a JSON object.
@@ -30,6 +30,7 @@ from clawgym_jax.core.log import RecordLog
 from clawgym_jax.core.types import SamplingParams
 from clawgym_jax.proxy import EpisodeSpec, EpisodeTrace, ProxyServer
 from clawgym_jax.rollout.store import CALLS
+from clawgym_jax.serving.metrics import MetricsEndpoint
 
 DEFAULT = Path(__file__).resolve().parent.parent / "experiments" / "serve_tiny.py"
 EXPERIMENT = flags.DEFINE_string("experiment", str(DEFAULT), "experiment file with a CONFIG")
@@ -39,6 +40,10 @@ MODEL = flags.DEFINE_string("model", None, "Hugging Face folder; default the exp
 HOST = flags.DEFINE_string("host", "127.0.0.1", "address to listen on")
 PORT = flags.DEFINE_integer("port", 8321, "port to listen on; 0 = any free one")
 KEY = flags.DEFINE_string("key", None, "the key that clients send; default a random one")
+METRICS_PORT = flags.DEFINE_integer(
+    "metrics_port", None, "port of the engine's Prometheus endpoint; 0 = any free one; default none"
+)
+METRICS_HOST = flags.DEFINE_string("metrics_host", "127.0.0.1", "address it listens on")
 HARNESS = flags.DEFINE_enum(
     "harness", "generic", sorted(HARNESSES), "whose rules tell the roles of calls"
 )
@@ -71,6 +76,10 @@ def main(argv: list[str]) -> int:
         print(f"reading {config.model.path}", flush=True)
         served = open_engine(config, stack)
         served.driver.publish(served.params, 1)
+        if METRICS_PORT.value is not None:
+            where = METRICS_PORT.value, METRICS_HOST.value
+            metrics = MetricsEndpoint(served.driver, config.engine.slots, *where)
+            print(f"metrics: {stack.enter_context(metrics).url}", flush=True)
         trace = asyncio.run(serve(config, served, log))
     print(json.dumps(result(trace)), flush=True)
     return 0

@@ -1,7 +1,7 @@
 """Trains an experiment: flags -> configuration -> run.
 
     python launch/train.py --experiment=experiments/quickstart.py --workdir=runs/quickstart \\
-        [--override=path.to.field=value ...] [--seed=0] [--from_calls=RUN]
+        [--override=path.to.field=value ...] [--seed=0] [--from_calls=RUN] [--metrics_port=PORT]
 
 A run that ends leaves report.html. The last line printed is a JSON object with the result. Ctrl-C
 keeps everything; the same command goes on from there.
@@ -9,6 +9,7 @@ keeps everything; the same command goes on from there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from clawgym_jax.config import configure, override
 from clawgym_jax.core.errors import ClawgymError
 from clawgym_jax.model import hf_weights
 from clawgym_jax.report.page import write_report
+from clawgym_jax.serving.metrics import MetricsEndpoint
 from clawgym_jax.train.progress import Display
 
 EXPERIMENT = flags.DEFINE_string("experiment", None, "experiment file with a CONFIG", required=True)
@@ -33,6 +35,10 @@ WORKDIR = flags.DEFINE_string(
 OVERRIDE = flags.DEFINE_multi_string("override", [], "path.to.field=value, repeatable")
 SEED = flags.DEFINE_integer("seed", None, "the run's seed; default the experiment's")
 FROM_CALLS = flags.DEFINE_string("from_calls", None, "run folder to train from, without rollouts")
+METRICS_PORT = flags.DEFINE_integer(
+    "metrics_port", None, "port of the engine's Prometheus endpoint; 0 = any free one; default none"
+)
+METRICS_HOST = flags.DEFINE_string("metrics_host", "127.0.0.1", "address it listens on")
 
 
 def main(argv: list[str]) -> int:
@@ -44,7 +50,14 @@ def main(argv: list[str]) -> int:
     from_calls = Path(FROM_CALLS.value) if FROM_CALLS.value else None
     display = Display()
     display.say(f"{config.name}, seed {config.seed}; run folder {WORKDIR.value}")
-    with Assembly(config, Path(WORKDIR.value), from_calls, display) as assembly:
+    with (
+        Assembly(config, Path(WORKDIR.value), from_calls, display) as assembly,
+        contextlib.ExitStack() as stack,
+    ):
+        if METRICS_PORT.value is not None:
+            where = METRICS_PORT.value, METRICS_HOST.value
+            metrics = MetricsEndpoint(assembly.driver, config.engine.slots, *where)
+            display.say(f"metrics: {stack.enter_context(metrics).url}")
         progress, state = assembly.loop.execute()
         save_model(assembly, state.params)
     show(display, progress)

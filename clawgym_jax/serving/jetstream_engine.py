@@ -1,0 +1,362 @@
+"""JetStream 0.2.2's Engine methods, on top of the batcher that the native driver uses too.
+
+The stock orchestrator cannot carry what a request is (its prompts end at 32768 tokens and longer
+ones are cut silently; it knows no sampling parameters). So its prompt is a handle, its prefix an
+entry of the table here, its slot a row number: the batcher gives the real slot, prefills and
+decodes, all inside `generate`. Steps that the orchestrator has not read yet: at most one.
+Not here: batching (`batcher`), what a row says (`jetstream_rows`), threads (the orchestrator's).
+Invariants: no method that the orchestrator calls raises; the batcher is touched inside `generate`
+only, or under the lock while no request is in it; a failure ends the requests in the batcher alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from clawgym_jax.core.errors import ConfigError, EngineRestarted, NoWeights, SamplerError
+from clawgym_jax.core.types import Completion, Finish
+from clawgym_jax.serving import jetstream_rows, jetstream_shim
+from clawgym_jax.serving.batcher import Batcher
+from clawgym_jax.serving.engine import Engine
+from clawgym_jax.serving.jetstream_rows import Outcome
+from clawgym_jax.serving.request import DriverStats, Finished, Request
+
+SwapPolicy = Literal["drain", "continue", "abort"]
+PREFILL_TOK = 16  # the orchestrator's shortest prompt: BOS, the handle, padding
+_PATIENCE_S = 1.0  # for a reader that may be gone; then the next step is taken unread
+_LINGER_S = 0.002  # how long an idle step waits for the orchestrator to notice the last row
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request on its way through the orchestrator. `request` is None for an unknown handle."""
+
+    handle: int
+    request: Request | None
+    slot: int = -1  # the orchestrator's, once it was inserted
+    sent_tok: int = 0
+    forgotten: bool = False
+    completion: Completion | None = None
+    error: SamplerError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.completion is not None or self.error is not None
+
+    def outcome(self) -> Outcome:
+        """For a request that has ended, or was cancelled before it got a slot."""
+        if self.completion is None or self.request is None:
+            cancelled = self.request is not None and self.request.cancelled
+            broken = None if cancelled else EngineRestarted("JetStream's stream broke off")
+            return Outcome(error=self.error or broken)
+        c = self.completion
+        scored = c if self.request.forced is not None else None
+        return Outcome(c.finish, c.stop_string, c.cached_tok, c.routing, scored, self.error)
+
+
+class Tokenizer:
+    """What the orchestrator asks of one. Handles are not text, and no token stops a row."""
+
+    bos_id = 0
+    pad_id = 0
+    stop_tokens: frozenset[int] = frozenset()
+
+
+class JetStreamEngine:
+    """See the module. Its user calls submit, cancel, forget and publish, from any thread."""
+
+    samples_per_slot = 1
+    max_prefill_length = PREFILL_TOK
+    mesh = None
+    colocated_cpus = None
+
+    def __init__(
+        self,
+        engine: Engine,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        swap_policy: SwapPolicy = "drain",
+    ) -> None:
+        """decode: ids -> text, needed for stop strings only."""
+        if swap_policy not in get_args(SwapPolicy):
+            raise ConfigError(
+                f"swap_policy: expected one of {get_args(SwapPolicy)}, got {swap_policy!r}"
+            )
+        self.engine = engine
+        self._swap_policy = swap_policy
+        self._batcher = Batcher(engine, decode)
+        self._wake = threading.Condition()
+        self._handles = itertools.count(1)
+        self._known: dict[int, Entry] = {}  # by handle, until forgotten
+        self._at: dict[int, Entry] = {}  # by the orchestrator's slot, until their last row
+        self._parked: list[Request] = []  # inserted, waiting for a real slot
+        self._taken: list[Request] = []  # chosen, not yet in the batcher
+        self._owners: dict[Request, Entry] = {}
+        self._pending: tuple[Any, int] | None = None
+        self._inside = False  # of generate
+        self._unread = 0  # steps that nobody has handed out yet
+        self._coming = 0  # prefilled, not inserted
+        self._idle = True
+        self._since_s = time.perf_counter()  # when the last step ended
+        self._gone: SamplerError | None = None  # why nothing is served any more
+
+    # --- for the driver ----------------------------------------------------------------------
+
+    @property
+    def stats(self) -> DriverStats:
+        return self._batcher.stats
+
+    @property
+    def version(self) -> int:
+        return self._batcher.version
+
+    def submit(self, request: Request) -> Entry:
+        """Makes a handle for the request, to be sent to the orchestrator as its prompt."""
+        with self._wake:
+            if self._gone is not None:
+                raise self._gone
+            if self.version == 0 and self._pending is None:
+                raise NoWeights("no weights were published yet; publish before sampling")
+            entry = Entry(next(self._handles), request)
+            self._known[entry.handle] = entry
+            self._owners[request] = entry
+        return entry
+
+    def entry(self, handle: int) -> Entry | None:
+        with self._wake:
+            return self._known.get(handle)
+
+    def cancel(self, handle: int) -> bool:
+        """Its slot is free within two steps. Returns whether it has none yet: no row will come."""
+        with self._wake:
+            entry = self._known.get(handle)
+            if entry is None or entry.request is None:
+                return False
+            entry.request.cancelled = True
+            self._wake.notify_all()
+            return entry.slot < 0 and not entry.ended
+
+    def forget(self, handle: int) -> None:
+        """Nobody will ask for it again; if it still runs, it is cancelled."""
+        with self._wake:
+            entry = self._known.get(handle)
+            if entry is None or entry.request is None:
+                return
+            entry.forgotten = entry.request.cancelled = True
+            if entry.ended:
+                del self._known[handle]
+
+    def publish(self, params: Any, version: int) -> None:
+        """Swaps by the policy, at a step boundary; blocks until `version` is served."""
+        if version <= self.version:
+            raise ValueError(
+                f"versions rise: version {self.version} is served already, got {version}"
+            )
+        loaded = self.engine.load_params(params)
+        with self._wake:
+            if self._gone is not None:
+                raise self._gone
+            if self._pending is not None:
+                raise ValueError(f"version {self._pending[1]} is being published; wait for it")
+            self._pending = (loaded, version)
+            if not self._inside and not self._at:
+                self._swap_if_due()
+            self._wake.wait_for(lambda: self.version >= version or self._gone is not None)
+            if self.version < version:
+                raise EngineRestarted("the driver was closed during a weight swap")
+
+    def reset(self, error: SamplerError, closed: bool = False) -> None:
+        """Ends all requests with the error; to be called while no orchestrator runs."""
+        with self._wake:
+            if closed:
+                self._gone = error
+            for entry in [*self._known.values(), *self._at.values()]:
+                if not entry.ended:
+                    entry.error = error
+            self._at.clear()
+            self._parked.clear()
+            self._owners.clear()
+            self._taken = []
+            self._inside, self._unread, self._coming = False, 0, 0
+            if not closed:
+                self._batcher.reset()
+                self._swap_if_due()
+            self._wake.notify_all()
+
+    # --- JetStream's Engine ------------------------------------------------------------------
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        """Row numbers: a few more than slots, so that the next request is there when one ends."""
+        slots = self.engine.config.slots
+        return slots + max(slots // 8, 2)
+
+    def load_params(self, *_: Any, **__: Any) -> Batcher:
+        """A reference to what holds the weights; `publish` swaps them in it."""
+        return self._batcher
+
+    def init_decode_state(self, *_: Any, **__: Any) -> Batcher:
+        return self._batcher
+
+    def get_prefix_destination_sharding(self) -> None:
+        """Prefill and decoding share their chips: nothing is sent anywhere."""
+
+    def get_tokenizer(self) -> None:
+        """Not needed to build one."""
+
+    def build_tokenizer(self, _: None) -> Tokenizer:
+        return Tokenizer()
+
+    def prefill(
+        self, *, params: Any, padded_tokens: Any, true_length: int, existing_prefix: Any = None
+    ) -> Entry:
+        """Finds the request whose handle is the last token."""
+        handle = int(padded_tokens[min(true_length, PREFILL_TOK) - 1])
+        with self._wake:
+            entry = self._known.get(handle)
+            self._coming += 1
+            self._wake.notify_all()
+        if entry is not None:
+            return entry
+        return Entry(handle, None, error=SamplerError(f"no request has the handle {handle}"))
+
+    def insert(self, prefix: Entry, decode_state: Any, slot: int) -> Any:
+        """From now on the orchestrator's slot is the entry's; it waits for a real one."""
+        with self._wake:
+            self._coming -= 1
+            prefix.slot = slot
+            self._at[slot] = prefix
+            if prefix.request is not None and not prefix.ended:
+                self._parked.append(prefix.request)
+        return decode_state
+
+    def generate(self, params: Any, decode_state: Any) -> tuple[Any, Any]:
+        """Swaps, admits, prefills and decodes; one row for each of the orchestrator's slots."""
+        self._begin()
+        start_s = time.perf_counter()
+        try:
+            self._turn()
+        except Exception as error:
+            self._fail(error)
+        end_s = self._since_s = time.perf_counter()
+        self.stats.busy_s += end_s - start_s
+        with self._wake:
+            if not self._batcher.busy:  # what just ended may have been what a swap waited for
+                self._swap_if_due()
+            rows = self._rows()
+            self._unread += 1
+            self._inside, self._idle = False, not self._at
+            self._wake.notify_all()
+        return decode_state, jetstream_shim.results(rows, self._read)
+
+    # --- a step ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Waits until at most one step is unread, and a moment if there is nothing to do."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._unread <= 1, _PATIENCE_S)
+            if not self._at:
+                self._wake.wait_for(lambda: self._coming > 0, _LINGER_S)
+            if self._idle:
+                self.stats.idle_s += time.perf_counter() - self._since_s
+            self._inside = True
+
+    def _read(self) -> None:
+        with self._wake:
+            self._unread = max(self._unread - 1, 0)  # after a reset an old step may be read
+            self._wake.notify_all()
+
+    def _turn(self) -> None:
+        self._swap_if_due()
+        self._reap()
+        while self._pending is None and self._take():
+            self._batcher.admit(self._taken)
+            self._taken = []
+            self._end_all(self._batcher.advance())
+        if self._batcher.filling:
+            self._end_all(self._batcher.advance())
+        if self._batcher.running:
+            self._end_all(self._batcher.step())
+
+    def _take(self) -> bool:
+        """Takes the next parked requests that there is room for."""
+        with self._wake:
+            self._taken = self._batcher.choose(self._parked) if self._parked else []
+            for request in self._taken:
+                self._parked.remove(request)
+        return bool(self._taken)
+
+    def _reap(self) -> None:
+        """Ends cancelled requests, parked or running."""
+        with self._wake:
+            gone = [r for r in self._parked if r.cancelled]
+            for request in gone:
+                self._parked.remove(request)
+        self._end_all([(r, r.completion(Finish.ABORT)) for r in gone])
+        stopped = [r for r in self._batcher.requests() if r.cancelled]
+        if stopped:
+            self._end_all(self._batcher.stop(stopped))
+
+    def _swap_if_due(self) -> None:
+        if self._pending is None or (self._batcher.busy and self._swap_policy == "drain"):
+            return
+        if self._batcher.busy and self._swap_policy == "abort":
+            self._end_all(self._batcher.stop(self._batcher.requests()))
+        with self._wake:
+            (params, version), self._pending = self._pending, None
+            self._batcher.swap(params, version)
+            self._wake.notify_all()
+
+    def _end_all(self, finished: Sequence[Finished]) -> None:
+        with self._wake:
+            for request, completion in finished:
+                self._owners.pop(request).completion = completion
+
+    def _fail(self, error: Exception) -> None:
+        """Ends the requests that were in the batcher, and empties its slots."""
+        self.stats.restarts += 1
+        why = EngineRestarted(f"the engine failed and was restarted: {error!r}")
+        with self._wake:
+            for request in {*self._taken, *self._batcher.requests()}:
+                entry = self._owners.pop(request, None)
+                if entry is not None:
+                    entry.error = why
+            self._taken = []
+        try:
+            self._batcher.reset()
+        except Exception as fatal:  # no memory for empty slots: nothing can be served any more
+            self._give_up(EngineRestarted(f"the engine could not be restarted: {fatal!r}"))
+
+    def _give_up(self, error: SamplerError) -> None:
+        with self._wake:
+            self._gone = error
+            self._parked.clear()
+            self._owners.clear()
+            for entry in self._known.values():
+                entry.error = entry.error or error
+
+    def _rows(self) -> np.ndarray:
+        """i32[slots, ...]: one new token, or none, of each entry."""
+        rows = jetstream_rows.empty(self.max_concurrent_decodes)
+        for slot, entry in list(self._at.items()):
+            row, request = rows[slot], entry.request
+            if request is not None and request.forced is None:
+                self._write(row, entry, request)
+            if entry.ended:
+                jetstream_rows.end(row)
+                del self._at[slot]
+                if entry.forgotten:
+                    self._known.pop(entry.handle, None)
+        return rows
+
+    def _write(self, row: np.ndarray, entry: Entry, r: Request) -> None:
+        at = entry.sent_tok
+        if at < len(r.ids):
+            jetstream_rows.write(row, r.ids[at], r.logprobs[at], r.raw[at], r.versions[at])
+            entry.sent_tok += 1

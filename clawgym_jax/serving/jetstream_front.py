@@ -1,0 +1,169 @@
+"""What both JetStream drivers show to their users: a `Sampler` on an event loop of its own.
+
+Requests are checked here, before anything of them reaches the orchestrator, which would cut a long
+prompt silently. The loop lives in a thread, because the orchestrator kills its process when a
+client's loop is closed with a request in flight.
+Not here: how a request is answered (`jetstream_driver` in process, `jetstream_process` over gRPC).
+Invariant: a request ends once, with a Completion or a typed error, also when the driver is closed.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clawgym_jax.core.errors import EngineRestarted, Overlong, SamplerError
+from clawgym_jax.core.types import Completion, SamplingParams, Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One call of `sample` or `score`."""
+
+    request_id: str
+    prompt: np.ndarray  # i32[P]
+    params: SamplingParams
+    stop: Stop
+    forced: np.ndarray | None = None  # i32[C]: the ids to score
+
+
+class Front(abc.ABC):
+    """Implements core.interfaces.Sampler on top of `_answer`. Use as a context manager."""
+
+    def __init__(self, vocabulary: int, window_tok: int, strings: bool) -> None:
+        """strings: whether the engine can decode, for stop strings."""
+        self._vocabulary = vocabulary
+        self._window_tok = window_tok
+        self._strings = strings
+        self._scores = itertools.count()
+        self._pool: dict[str, int] = {}  # request id -> handle, 0 before it has one
+        self._lock = threading.Lock()
+        self._closed = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="jetstream-client", daemon=True
+        )
+        self._thread.start()
+
+    @abc.abstractmethod
+    async def _answer(self, ask: Ask) -> Completion:
+        """Runs on the driver's loop; puts the handle into the pool; cancels when cancelled."""
+
+    @abc.abstractmethod
+    def _cancel_handle(self, handle: int) -> None:
+        """From any thread."""
+
+    @abc.abstractmethod
+    def publish(self, params: Any, version: int) -> None:
+        """See core.interfaces.WeightSink. Blocks until `version` is served."""
+
+    @property
+    @abc.abstractmethod
+    def version(self) -> int:
+        """That is served; 0 = none yet."""
+
+    async def sample(
+        self, request_id: str, prompt_ids: np.ndarray, params: SamplingParams, stop: Stop
+    ) -> Completion:
+        """See core.interfaces.Sampler. Cancelling the awaiting task cancels the request."""
+        if stop.strings and not self._strings:
+            raise SamplerError("stop strings need a driver with `decode`; pass the tokenizer's")
+        return await self._submit(request_id, prompt_ids, params, stop, None)
+
+    async def score(
+        self, prompt_ids: np.ndarray, ids: np.ndarray, temperature: float = 1.0
+    ) -> Completion:
+        """Log-probs that the current weights give `ids` after `prompt_ids`."""
+        forced = np.asarray(ids, np.int32)
+        if not len(forced):
+            raise SamplerError("score needs at least one token id, got none")
+        params = SamplingParams(temperature=temperature, max_tok=len(forced))
+        return await self._submit(f"score-{next(self._scores)}", prompt_ids, params, Stop(), forced)
+
+    def cancel(self, request_id: str) -> None:
+        """The request's `sample` returns what it has, with finish=abort, within two steps."""
+        with self._lock:
+            handle = self._pool.get(request_id, 0)
+        if handle:
+            self._cancel_handle(handle)
+
+    async def _submit(
+        self,
+        request_id: str,
+        prompt_ids: np.ndarray,
+        params: SamplingParams,
+        stop: Stop,
+        forced: np.ndarray | None,
+    ) -> Completion:
+        prompt = np.ascontiguousarray(prompt_ids, np.int32)
+        self._check(prompt, forced)
+        with self._lock:
+            if self._closed:
+                raise EngineRestarted("the driver is closed; start a new one")
+            if request_id in self._pool:
+                raise SamplerError(f"request {request_id!r} is already in flight; ids are unique")
+            self._pool[request_id] = 0
+            ask = Ask(request_id, prompt, params, stop, forced)
+            answer = asyncio.run_coroutine_threadsafe(self._answered(ask), self._loop)
+        return await asyncio.wrap_future(answer)
+
+    def _check(self, prompt: np.ndarray, forced: np.ndarray | None) -> None:
+        if prompt.ndim != 1 or not len(prompt):
+            raise SamplerError(f"expected a prompt of token ids [P], P >= 1, got {prompt.shape}")
+        for name, ids in (("prompt", prompt), ("scored", forced)):
+            if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
+                raise SamplerError(
+                    f"expected {name} token ids in [0, {self._vocabulary}), got {ids.min()} to "
+                    f"{ids.max()}: is it the tokenizer of another model?"
+                )
+        if len(prompt) + (len(forced) if forced is not None else 1) > self._window_tok:
+            raise Overlong(len(prompt), self._window_tok)
+
+    async def _answered(self, ask: Ask) -> Completion:
+        try:
+            return await self._answer(ask)
+        finally:
+            with self._lock:
+                self._pool.pop(ask.request_id, None)
+
+    def _handle_is(self, ask: Ask, handle: int) -> None:
+        with self._lock:
+            self._pool[ask.request_id] = handle
+
+    # --- closing -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends everything; requests in flight fail with EngineRestarted. May be called twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self._close()
+            asyncio.run_coroutine_threadsafe(_rest(), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    @abc.abstractmethod
+    def _close(self) -> None:
+        """Ends the engine; the answers that are due end with typed errors."""
+
+    def __enter__(self) -> Front:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+async def _rest() -> None:
+    """Waits until every answer was given."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)

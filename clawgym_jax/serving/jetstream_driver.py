@@ -10,11 +10,13 @@ Invariant: what is returned came as rows through the orchestrator's Decode strea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from clawgym_jax.core.types import Completion
+from clawgym_jax.serving import jetstream_shim
 from clawgym_jax.serving.engine import Engine
 from clawgym_jax.serving.jetstream_engine import JetStreamEngine, SwapPolicy
 from clawgym_jax.serving.jetstream_front import Ask, Front
@@ -54,10 +56,10 @@ class JetStreamDriver(Front):
         self._handle_is(ask, entry.handle)
         reader = Reader()
         try:
-            message = self._host.request(entry.handle, ask.params.max_tok)
-            async for response in self._host.decode(message):
-                for row in rows_of(response):
-                    reader.add(row)
+            message = jetstream_shim.wire().request(entry.handle, ask.params.max_tok)
+            async with contextlib.aclosing(self._host.decode(message)) as responses:
+                async for response in responses:
+                    reader.add_all(rows_of(response))
             return reader.completion(entry.outcome())
         finally:
             self._engine.forget(entry.handle)

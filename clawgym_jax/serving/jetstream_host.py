@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from clawgym_jax.core.errors import EngineRestarted, Overloaded
@@ -41,7 +41,7 @@ class Host:
     """Owns the orchestrator. `decode` and `cancel` may be called from an event loop."""
 
     def __init__(self, engine: JetStreamEngine) -> None:
-        self._stock = jetstream_shim.load()
+        self._orchestrators = jetstream_shim.load().orchestrator
         self._engine = engine
         self._calls: dict[int, Call] = {}  # by handle
         self._lock = threading.Lock()
@@ -49,11 +49,7 @@ class Host:
         self._restarting: threading.Thread | None = None
         self._start()
 
-    def request(self, handle: int, max_tok: int) -> Any:
-        """The DecodeRequest that stands for a submitted request."""
-        return decode_request(self._stock, handle, max_tok)
-
-    async def decode(self, request: Any) -> AsyncIterator[Any]:
+    async def decode(self, request: Any) -> AsyncGenerator[Any, None]:
         """DecodeResponses of the stock orchestrator. Ends early where a stream was ended here."""
         handle, call = handle_of(request), Call()
         with self._lock:
@@ -88,7 +84,7 @@ class Host:
 
     def _start(self) -> None:
         self._driver = jetstream_shim.start_driver(self._engine, self._on_failure)
-        self._orchestrator = self._stock.orchestrator.LLMOrchestrator(self._driver)
+        self._orchestrator = self._orchestrators.LLMOrchestrator(self._driver)
 
     def _stop(self, error: EngineRestarted, closed: bool) -> None:
         self._driver.stop()
@@ -116,12 +112,6 @@ class Host:
             self._restarting = None
             if not self._closed:
                 self._start()
-
-
-def decode_request(stock: jetstream_shim.Stock, handle: int, max_tok: int) -> Any:
-    """Token content, so that rows come back as integers; the session cache must stay empty."""
-    message = stock.messages.DecodeRequest
-    return message(token_content=message.TokenContent(token_ids=[handle]), max_tokens=max_tok)
 
 
 def handle_of(request: Any) -> int:

@@ -11,7 +11,7 @@ Invariant: `Reader` gives back, bit for bit, what `write` was given.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +81,10 @@ class Reader:
         if reason in (Reason.TOKEN, Reason.LAST):
             self._rows.append(row[:REASON])
         self.over = reason in (Reason.LAST, Reason.OVER)
+
+    def add_all(self, rows: Iterable[Sequence[int]]) -> None:
+        for row in rows:
+            self.add(row)
 
     def completion(self, outcome: Outcome) -> Completion:
         """What was sampled, or the error that ended it."""

@@ -9,17 +9,18 @@ The package is the last one of an archived project. As released:
 - A thread that fails kills its process with SIGKILL, in process with it the trainer. Ours reports.
 - Its generate thread asserts that a slot is in use after it looked for new requests, but the last
   one may be freed while it looks. Nothing is wrong then, and it holds nothing: it starts again.
-Imported (with TensorFlow, 5 s) by `load` only, and in no other file.
+Imported when a driver is made, in no other file; the orchestrator brings TensorFlow (5 s).
 Invariant: the orchestrator, its driver and its gRPC messages are the package's own code.
 Source: jetstream/core/orchestrator.py of the release.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,35 +35,66 @@ _patching = threading.Lock()
 
 
 @dataclass(frozen=True)
+class Wire:
+    """Its gRPC side, without the rest of it."""
+
+    grpc: Any
+    messages: Any  # jetstream_pb2
+    services: Any  # jetstream_pb2_grpc
+
+    def request(self, handle: int, max_tok: int) -> Any:
+        """A DecodeRequest for a handle.
+
+        As token ids, so that rows come back as integers; the session cache must stay empty.
+        """
+        message = self.messages.DecodeRequest
+        return message(token_content=message.TokenContent(token_ids=[handle]), max_tokens=max_tok)
+
+
+@dataclass(frozen=True)
 class Stock:
-    """What is used of the package."""
+    """Its engine room."""
 
     orchestrator: Any  # jetstream.core.orchestrator
     engine_api: Any  # jetstream.engine.engine_api
-    messages: Any  # jetstream_pb2
-    services: Any  # jetstream_pb2_grpc
+
+
+@functools.cache
+def wire() -> Wire:
+    """Imports the messages only: no TensorFlow."""
+    with _importing():
+        import grpc
+        from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
+
+        return Wire(grpc, jetstream_pb2, jetstream_pb2_grpc)
 
 
 @functools.cache
 def load() -> Stock:
-    """Imports the package and mends it."""
+    """Imports the orchestrator and mends it."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     try:
-        from jetstream.core import orchestrator
-        from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
-        from jetstream.engine import engine_api
-    except ImportError as error:
-        raise ConfigError(
-            f"the jetstream driver needs google-jetstream, which cannot be imported ({error}): "
-            "pip install clawgym_jax[jetstream], or choose driver=native"
-        ) from error
+        with _importing():
+            from jetstream.core import orchestrator
+            from jetstream.engine import engine_api
     finally:
         root.setLevel(level)
         root.handlers[:] = handlers
     orchestrator.logging = logging.getLogger("jetstream")
     orchestrator.delete_pytree = _delete_arrays
-    return Stock(orchestrator, engine_api, jetstream_pb2, jetstream_pb2_grpc)
+    return Stock(orchestrator, engine_api)
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"the jetstream driver needs google-jetstream, which cannot be imported ({error}): "
+            "pip install clawgym_jax[jetstream], or choose driver=native"
+        ) from error
 
 
 def start_driver(engine: Any, on_failure: Callable[[Exception], None]) -> Any:

@@ -1,0 +1,346 @@
+"""JetStream in a supervised process of its own, behind `Sampler` and `WeightSink`, over gRPC.
+
+Each request is a real Decode RPC to `jetstream_server` on a unix socket; what its messages lack
+goes beside it (`jetstream_side`). A server that dies (a stock orchestrator may kill its own) is
+started again with the last weights; the requests in it get EngineRestarted, later ones wait.
+The server needs the chips to itself: on a TPU host that also trains, use `jetstream_driver`.
+Invariants: the server never outlives this process; after `close` neither it nor its files are left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from clawgym_jax.core.errors import ConfigError, EngineRestarted
+from clawgym_jax.core.types import Completion
+from clawgym_jax.model import hf_weights
+from clawgym_jax.model.config import Qwen3Config
+from clawgym_jax.model.parallel_serving import ServingMeshConfig
+from clawgym_jax.serving import jetstream_shim, jetstream_side
+from clawgym_jax.serving.jetstream_engine import SwapPolicy
+from clawgym_jax.serving.jetstream_front import Ask, Front
+from clawgym_jax.serving.jetstream_host import rows_of
+from clawgym_jax.serving.jetstream_rows import Reader
+from clawgym_jax.serving.jetstream_side import ServerSpec
+from clawgym_jax.serving.request import DriverStats
+from clawgym_jax.serving.state import EngineConfig
+
+_SOCKET_BYTES = 100  # of a path; the system's limit is 108
+_TRIES = 3  # starts that may fail in a row
+_GRACE_S = 5.0  # for RPCs to a server that ended
+_LOG_CHARS = 2000  # of the server's output, in an error
+
+
+class _Server:
+    """One life of the process, and the channel to it. Its coroutines run on the driver's loop."""
+
+    def __init__(self, spec: ServerSpec, folder: Path, log: IO[bytes]) -> None:
+        spec.write(folder / "spec.json")
+        self._spec = spec
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "clawgym_jax.serving.jetstream_server", folder / "spec.json"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C is for us; it ends when its standard input does
+        )
+
+    async def connect(self, timeout_s: float, unwanted: Callable[[], bool]) -> bool:
+        """Whether it came up."""
+        wire, target = jetstream_shim.wire(), f"unix:{self._spec.socket}"
+        self._channel = wire.grpc.aio.insecure_channel(target, options=jetstream_side.GRPC_OPTIONS)
+        self._decode = wire.services.OrchestratorStub(self._channel).Decode
+        self._calls = {
+            name: self._channel.unary_unary(f"/{jetstream_side.SERVICE}/{name}")
+            for name in jetstream_side.METHODS
+        }
+        deadline_s = time.monotonic() + timeout_s
+        while self.alive and not unwanted() and time.monotonic() < deadline_s:
+            if await asyncio.to_thread(os.path.exists, self._spec.socket):
+                await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    async def call(self, name: str, data: bytes) -> bytes:
+        with _lost():
+            return bytes(await self._calls[name](data))
+
+    async def decode(self, handle: int, max_tok: int, reader: Reader) -> None:
+        """A Decode RPC, to its end."""
+        with _lost():
+            async for response in self._decode(jetstream_shim.wire().request(handle, max_tok)):
+                reader.add_all(rows_of(response))
+
+    async def disconnect(self) -> None:
+        """After it ended: what is under way fails by itself."""
+        await self._channel.close(_GRACE_S)
+
+    def stop(self, timeout_s: float) -> None:
+        """Lets it end by itself, then kills it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def _lost() -> Iterator[None]:
+    """Nobody cancels our RPCs (a request is cancelled by a call): the server went away."""
+    try:
+        yield
+    except jetstream_shim.wire().grpc.aio.AioRpcError as error:
+        why = f"{error.code().name}: {error.details()}"
+        raise EngineRestarted(f"the JetStream process went away: {why}") from error
+    except asyncio.CancelledError as error:
+        raise EngineRestarted("the driver was closed") from error
+
+
+class JetStreamProcess(Front):
+    """Implements core.interfaces.Sampler and WeightSink. Use as a context manager."""
+
+    def __init__(
+        self,
+        model_folder: Path,
+        model: Qwen3Config,
+        config: EngineConfig,
+        mesh: ServingMeshConfig | None = None,
+        swap_policy: SwapPolicy = "drain",
+        start_timeout_s: float = 180.0,
+    ) -> None:
+        """model: the folder's, with the types of the parameters that will be published."""
+        jetstream_shim.wire()
+        strings = (model_folder / "tokenizer.json").is_file()
+        super().__init__(model.vocab_size, config.window_tok, strings)
+        self._model = model
+        self._start_timeout_s = start_timeout_s
+        self._folder = Path(tempfile.mkdtemp(prefix="jetstream-"))
+        self._log = (self._folder / "server.log").open("ab", buffering=0)
+        self._spec = ServerSpec(
+            socket="",
+            model=str(model_folder.resolve()),
+            dtype=np.dtype(model.dtype).name,
+            param_dtype=np.dtype(model.param_dtype).name,
+            engine=config,
+            mesh=mesh or ServingMeshConfig(),
+            swap_policy=swap_policy,
+            strings=strings,
+        )
+        self._lives = 0
+        self._weights: tuple[Path, int] | None = None  # published last
+        self._version = 0
+        self._before = DriverStats()  # what servers that are gone had counted
+        self._seen = DriverStats()
+        self._changed = threading.Condition()
+        self._publishing = threading.Lock()  # weights reach a server once
+        self._server: _Server | None = None  # that is up
+        self._failed: Exception | None = None  # why none will be
+        self._supervisor = threading.Thread(
+            target=self._supervise, name="jetstream-supervisor", daemon=True
+        )
+        self._supervisor.start()
+        try:
+            self._wait_for_server()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- requests ----------------------------------------------------------------------------
+
+    async def _answer(self, ask: Ask) -> Completion:
+        """The exchange goes on when nobody waits any more: it has to tell the server so."""
+        dropped = asyncio.Event()
+        exchange = asyncio.create_task(self._exchange(ask, dropped))
+        try:
+            return await asyncio.shield(exchange)
+        except asyncio.CancelledError:
+            dropped.set()
+            exchange.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self.cancel(ask.request_id)
+            raise
+
+    async def _exchange(self, ask: Ask, dropped: asyncio.Event) -> Completion:
+        server = self._up()
+        if server is None:
+            server = await asyncio.to_thread(self._wait_for_server)
+        reply = await server.call(jetstream_side.PUT, jetstream_side.pack_ask(ask))
+        handle = jetstream_side.unpack(reply)["handle"]
+        if dropped.is_set():
+            await self._send_cancel(handle)
+        else:
+            self._handle_is(ask, handle)
+        reader = Reader()
+        await server.decode(handle, ask.params.max_tok, reader)
+        taken = await server.call(jetstream_side.TAKE, jetstream_side.pack(handle=handle))
+        return reader.completion(jetstream_side.unpack_outcome(taken))
+
+    def _cancel_handle(self, handle: int) -> None:
+        asyncio.run_coroutine_threadsafe(self._send_cancel(handle), self._loop)
+
+    async def _send_cancel(self, handle: int) -> None:
+        server = self._up()
+        if server is not None:
+            await server.call(jetstream_side.CANCEL, jetstream_side.pack(handle=handle))
+
+    # --- weights and counters ----------------------------------------------------------------
+
+    def publish(self, params: Any, version: int) -> None:
+        """Writes them to a folder that the server reads. Blocks until `version` is served."""
+        if version <= self._version:
+            raise ValueError(
+                f"versions rise: version {self._version} is served already, got {version}"
+            )
+        folder = self._folder / f"weights-{version}"
+        hf_weights.write(folder, self._model, params)
+        with self._publishing:
+            old, self._weights = self._weights, (folder, version)
+            server = self._up()
+            try:
+                if server is not None:
+                    self._send_weights(server)
+            except EngineRestarted:
+                server = None
+        if server is None:  # the next one starts with them
+            self._wait_for_server()
+        self._version = version
+        if old is not None:
+            shutil.rmtree(old[0])
+
+    def _send_weights(self, server: _Server) -> None:
+        if self._weights is not None:
+            folder, version = self._weights
+            data = jetstream_side.pack(folder=str(folder), version=version)
+            jetstream_side.unpack(self._on_loop(server.call(jetstream_side.PUBLISH, data)))
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def stats(self) -> DriverStats:
+        """Counters of all servers so far; what a dead one counted last may be missing."""
+        server = self._up()
+        if server is not None and not self._closed:
+            try:
+                data = self._on_loop(server.call(jetstream_side.STATE, jetstream_side.pack()))
+                self._seen = DriverStats(**jetstream_side.unpack(data)["stats"])
+            except EngineRestarted:
+                pass
+        return _sum(self._before, self._seen)
+
+    def _on_loop(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    # --- the process -------------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        """Starts a server, and another one whenever it ends."""
+        failures = 0
+        try:
+            while not self._closed and failures < _TRIES:
+                failures = 0 if self._live_once() else failures + 1
+            why: Exception = ConfigError(f"the JetStream process does not start: {self._tail()}")
+        except Exception as error:
+            why = error
+        with self._changed:
+            self._failed = why
+            self._changed.notify_all()
+
+    def _live_once(self) -> bool:
+        """One server from its start to its end; whether it came up."""
+        server = self._next_server()
+        try:
+            up = self._bring_up(server)
+            if not up:
+                server.process.kill()
+            server.process.wait()
+        except BaseException:
+            server.process.kill()
+            raise
+        finally:
+            self._is_down(server)
+        return up
+
+    def _next_server(self) -> _Server:
+        self._lives += 1
+        socket = str(self._folder / f"s{self._lives}")
+        if len(os.fsencode(socket)) > _SOCKET_BYTES:
+            raise ConfigError(f"TMPDIR: expected a shorter path, got a socket at {socket}")
+        return _Server(dataclasses.replace(self._spec, socket=socket), self._folder, self._log)
+
+    def _bring_up(self, server: _Server) -> bool:
+        if not self._on_loop(server.connect(self._start_timeout_s, lambda: self._closed)):
+            return False
+        with self._publishing:
+            try:
+                self._send_weights(server)
+            except EngineRestarted:
+                return False
+            with self._changed:
+                if not self._closed:
+                    self._server = server
+                self._changed.notify_all()
+        return self._server is server
+
+    def _is_down(self, server: _Server) -> None:
+        with self._changed:
+            self._server = None
+        server.process.wait()
+        self._on_loop(server.disconnect())
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        if not self._closed:
+            self._before, self._seen = _sum(self._before, self._seen), DriverStats()
+            self._before.restarts += 1
+
+    def _up(self) -> _Server | None:
+        server = self._server
+        return server if server is not None and server.alive else None
+
+    def _wait_for_server(self) -> _Server:
+        with self._changed:
+            self._changed.wait_for(lambda: self._up() or self._failed or self._closed)
+            server = self._up()
+            if server is None:
+                raise self._failed or EngineRestarted("the driver was closed")
+            return server
+
+    def _tail(self) -> str:
+        text = (self._folder / "server.log").read_text(encoding="utf-8", errors="replace")
+        return text[-_LOG_CHARS:]
+
+    def _close(self) -> None:
+        with self._changed:
+            server = self._server
+            self._changed.notify_all()
+        if server is not None:
+            server.stop(self._start_timeout_s)
+        self._supervisor.join()
+        self._log.close()
+        shutil.rmtree(self._folder)
+
+
+def _sum(a: DriverStats, b: DriverStats) -> DriverStats:
+    names = [field.name for field in dataclasses.fields(DriverStats)]
+    return DriverStats(**{name: getattr(a, name) + getattr(b, name) for name in names})

@@ -4,16 +4,17 @@
 
 The shipped tiny model, all slots busy at the given length; prefill of one chunk for one row and
 for eight rows in one program. Best and median of the repeats, in one run, so that the ratios hold
-on a noisy machine. The last line is a JSON object.
+on a noisy machine. No goal: figures to choose shapes by. The last line is a JSON object.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def times_ms(once: Callable[[], Any], repeats: int) -> dict[str, float]:
         start = time.perf_counter()
         jax.block_until_ready(once())
         taken.append(1e3 * (time.perf_counter() - start))
-    return {"best": round(min(taken), 2), "median": round(statistics.median(taken), 2)}
+    return {"best_ms": round(min(taken), 2), "median_ms": round(statistics.median(taken), 2)}
 
 
 def busy_rows(slots: int, length_tok: int) -> Rows:
@@ -89,23 +90,27 @@ def prefill_ms(engine: Engine, params: Any, chunk_tok: int, repeats: int) -> dic
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options are written --name=value")
-    repeats = 10 if QUICK.value else 60
+    rows: list[dict[str, Any]] = []
+    for row in measure(10 if QUICK.value else 60):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    machine = {"cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
+    print(json.dumps({"bench": "engine", "machine": machine, "rows": rows, "goals": []}))
+
+
+def measure(repeats: int) -> Iterator[dict[str, Any]]:
     model, graph, params = hf_weights.read(model_folder(TINY_BASE))
-    out: dict[str, Any] = {"decode_ms": {}, "prefill_ms": {}, "repeats": repeats}
     for slots in SLOTS:
         buckets = (256, 384, 512)
         engine = Engine(graph, model, EngineConfig(slots, WINDOW_TOK, 1, CHUNKS_TOK, buckets))
         for length in LENGTHS_TOK:
             found = decode_ms(engine, params, length, min(repeats, WINDOW_TOK - length - 2))
-            out["decode_ms"][f"{slots} slots at {length}"] = found
-            print(f"decode, {slots} slots at {length} tokens: {found} ms", flush=True)
-    for rows in (1, 8):
-        engine = Engine(graph, model, EngineConfig(16, WINDOW_TOK, rows, CHUNKS_TOK, (384,)))
+            yield {"part": "decode", "slots": slots, "length_tok": length, **found}
+    for prompts in (1, 8):
+        engine = Engine(graph, model, EngineConfig(16, WINDOW_TOK, prompts, CHUNKS_TOK, (384,)))
         for chunk in CHUNKS_TOK:
             found = prefill_ms(engine, params, chunk, repeats)
-            out["prefill_ms"][f"{rows} rows of {chunk}"] = found
-            print(f"prefill, {rows} rows of {chunk} tokens: {found} ms", flush=True)
-    print(json.dumps(out))
+            yield {"part": "prefill", "prompts": prompts, "chunk_tok": chunk, **found}
 
 
 if __name__ == "__main__":

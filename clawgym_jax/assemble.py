@@ -11,13 +11,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from clawgym_jax.config import TINY_BASE, ExperimentConfig, ModelSource, to_dict
 from clawgym_jax.core.errors import ConfigError
-from clawgym_jax.core.interfaces import Harness, Sampler, Task
+from clawgym_jax.core.interfaces import Harness, Sampler, Task, WeightSink
 from clawgym_jax.core.log import RecordLog
 from clawgym_jax.core.names import Split
 from clawgym_jax.core.types import Episode, SamplingParams
@@ -45,7 +45,9 @@ from clawgym_jax.rollout.scripted import ScriptedSampler
 from clawgym_jax.rollout.store import CALLS, EPISODES, EpisodeStore
 from clawgym_jax.sandbox.select import make_sandboxes
 from clawgym_jax.serving.engine import Engine
-from clawgym_jax.serving.metrics import UsageMeter
+from clawgym_jax.serving.jetstream_driver import JetStreamDriver
+from clawgym_jax.serving.jetstream_process import JetStreamProcess
+from clawgym_jax.serving.metrics import Measured, UsageMeter
 from clawgym_jax.serving.native_driver import NativeDriver
 from clawgym_jax.tasks.clawgym import load_tasks
 from clawgym_jax.tasks.toy import toy_tasks
@@ -235,6 +237,10 @@ class Assembly:
         self.close()
 
 
+class Driver(Sampler, WeightSink, Measured, Protocol):
+    """An engine that samples, takes weights and counts."""
+
+
 @dataclass(frozen=True)
 class Served:
     """A model with its engine; `driver.publish(params, version)` starts it."""
@@ -243,7 +249,7 @@ class Served:
     codec: ChatCodec
     model: Qwen3Config
     params: Any
-    driver: NativeDriver
+    driver: Driver
 
 
 def open_engine(config: ExperimentConfig, stack: contextlib.ExitStack) -> Served:
@@ -252,12 +258,19 @@ def open_engine(config: ExperimentConfig, stack: contextlib.ExitStack) -> Served
     options = {} if config.model.thinking else {"enable_thinking": False}
     codec = ChatCodec.from_folder(path, options)
     model, graphdef, params = hf_weights.read(path, model_config(path, config.model))
+    if config.driver == "jetstream_process":
+        process = JetStreamProcess(path, model, config.engine, config.serving_mesh)
+        return Served(path, codec, model, params, stack.enter_context(process))
     serving = ServingParallel.make(config.serving_mesh)
     if serving is not None:
         graphdef, shapes = qwen3.abstract(model, parallel=serving)
         sharding.check(model, shapes, serving.mesh, sharding.SERVING)
     engine = Engine(graphdef, model, config.engine, serving)
-    driver = stack.enter_context(NativeDriver(engine, codec.decode))
+    driver: NativeDriver | JetStreamDriver
+    if config.driver == "jetstream":
+        driver = stack.enter_context(JetStreamDriver(engine, codec.decode))
+    else:
+        driver = stack.enter_context(NativeDriver(engine, codec.decode))
     return Served(path, codec, model, params, driver)
 
 

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from clawgym_jax.batch.from_episodes import BatchConfig
 from clawgym_jax.core.errors import ConfigError
@@ -31,6 +31,7 @@ from clawgym_jax.train.step import LossConfig
 
 TINY_BASE = "tiny_base"
 TINY = "tiny"
+Driver = Literal["native", "jetstream", "jetstream_process"]
 SCALES = {TINY: "CONFIG", "paper": "PAPER"}  # --override=scale=...: name in the experiment file
 
 
@@ -78,6 +79,7 @@ class ExperimentConfig:
     serving_mesh: ServingMeshConfig = field(default_factory=ServingMeshConfig)
     tasks: TaskSource = field(default_factory=TaskSource)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    driver: Driver = "native"  # of the engine; JetStream's here or in a process of its own
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -74,6 +74,7 @@ PAPER_30B = ExperimentConfig(
         remat="products",
         micro_rows=8,
     ),
+    driver="jetstream",
     serving_mesh=ServingMeshConfig(expert=1, tensor=4),  # ours: the four chips of a host
     mesh=MeshConfig(fsdp=8, x=8, experts="ragged", expert_buffer=2.0),  # ours
     tasks=TaskSource(kind="clawgym", train=2000, heldout=200),

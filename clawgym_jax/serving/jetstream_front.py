@@ -14,12 +14,13 @@ import asyncio
 import itertools
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from clawgym_jax.core.errors import EngineRestarted, Overlong, SamplerError
 from clawgym_jax.core.types import Completion, SamplingParams, Stop
+from clawgym_jax.serving.request import DriverStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ class Front(abc.ABC):
     @abc.abstractmethod
     def version(self) -> int:
         """That is served; 0 = none yet."""
+
+    @property
+    @abc.abstractmethod
+    def stats(self) -> DriverStats:
+        """Counters since the start."""
 
     async def sample(
         self, request_id: str, prompt_ids: np.ndarray, params: SamplingParams, stop: Stop
@@ -156,7 +162,7 @@ class Front(abc.ABC):
     def _close(self) -> None:
         """Ends the engine; the answers that are due end with typed errors."""
 
-    def __enter__(self) -> Front:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

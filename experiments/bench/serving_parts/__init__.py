@@ -1,0 +1,1 @@
+"""Parts of experiments/bench/serving.py: the contestants, each in a process of its own."""

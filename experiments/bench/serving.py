@@ -1,4 +1,4 @@
-"""Tokens per second of our two drivers and of Hugging Face `generate`, on the same tiny weights.
+"""Tokens per second of our drivers and of Hugging Face `generate`, on the same tiny weights.
 
     python experiments/bench/serving.py [--quick] [--torch=PYTHON_OF_AN_ENVIRONMENT_WITH_TORCH]
 
@@ -8,8 +8,9 @@ Every contestant is a process of its own and has the machine to itself while it 
 turns alternate, and a ratio is the median over the rounds of (its seconds / native's seconds).
 
 - native: our driver. It also gives log-probs, which Hugging Face is not asked for.
-- jetstream, jetstream-grpc: the stock orchestrator of google-jetstream 0.2.2 over the same engine,
-  in process and by Decode requests. Goal: native >= 1.3 times as fast at 32. Extra "jetstream".
+- jetstream, jetstream_process: the stock orchestrator of google-jetstream 0.2.2 over the same
+  engine, in its client's process and over gRPC. Goal: native >= 1.3 times as fast at 32. Extra
+  "jetstream".
 - huggingface: all prompts as one batch, no padding, with transformers' own choice of experts
   implementation and with "eager", which is faster here at times. Goal: native >= 5 times as fast at
   32 as the faster of the two. Installed into .cache/torch where --torch names no environment.
@@ -46,7 +47,7 @@ from experiments.bench.serving_parts.lines import Worker
 QUICK = flags.DEFINE_bool("quick", False, "within a minute; what is not installed is left out")
 TORCH = flags.DEFINE_string("torch", None, "python of an environment with torch and transformers")
 PARTS = Path(__file__).parent / "serving_parts"
-NATIVE, JETSTREAM, GRPC = "native", "jetstream", "jetstream-grpc"
+NATIVE, JETSTREAM, PROCESS = "native", "jetstream", "jetstream_process"
 HUGGING_FACE = {"huggingface": "", "huggingface-eager": "eager"}  # contestant -> experts
 COUNTS = (1, 8, 32)
 PROMPT_TOK = 128
@@ -70,7 +71,7 @@ def contestants(python: Path | None, quick: bool) -> tuple[dict[str, list[str]],
 
     no_jetstream = "" if environments.has_jetstream() else "pip install clawgym_jax[jetstream]"
     no_torch = "" if python else "run without --quick, or name an environment by --torch"
-    for name in (NATIVE, JETSTREAM, GRPC):
+    for name in (NATIVE, JETSTREAM, PROCESS):
         command = [sys.executable, str(PARTS / "ours.py"), name]
         add(name, command, "" if name == NATIVE else no_jetstream)
     for name, experts in list(HUGGING_FACE.items())[: 1 if quick else None]:
@@ -145,7 +146,7 @@ def goals(rows: list[Row]) -> Iterator[Row]:
         if row["part"] == "throughput" and row["requests"] == max(COUNTS)
     }
     at = f"at {max(COUNTS)} requests"
-    for name in (JETSTREAM, GRPC):
+    for name in (JETSTREAM, PROCESS):
         if name in ratio:
             yield goal(f"native / {name} {at}", ratio[name], 1.3)
     if theirs := [ratio[name] for name in HUGGING_FACE if name in ratio]:

@@ -1,6 +1,6 @@
 """Our engine under one of its drivers: requests at once, greedy, nothing ends early.
 
-    python ours.py native|jetstream|jetstream-grpc
+    python ours.py native|jetstream|jetstream_process
 
 Answers of "sample" carry what the driver counted meanwhile; "device" times the decode program
 alone, step after step without looking at what it drew.

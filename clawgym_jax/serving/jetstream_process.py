@@ -51,6 +51,7 @@ class _Server:
     def __init__(self, spec: ServerSpec, folder: Path, log: IO[bytes]) -> None:
         spec.write(folder / "spec.json")
         self._spec = spec
+        self._unreachable = self._stopping = False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "clawgym_jax.serving.jetstream_server", folder / "spec.json"],
             stdin=subprocess.PIPE,
@@ -78,15 +79,15 @@ class _Server:
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        return not self._unreachable and self.process.poll() is None
 
     async def call(self, name: str, data: bytes) -> bytes:
-        with _lost():
+        with self._reaching():
             return bytes(await self._calls[name](data))
 
     async def decode(self, handle: int, max_tok: int, reader: Reader) -> None:
         """A Decode RPC, to its end."""
-        with _lost():
+        with self._reaching():
             async for response in self._decode(jetstream_shim.wire().request(handle, max_tok)):
                 reader.add_all(rows_of(response))
 
@@ -94,27 +95,31 @@ class _Server:
         """After it ended: what is under way fails by itself."""
         await self._channel.close(_GRACE_S)
 
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Nobody cancels our RPCs (a request is cancelled by a call): one that fails lost it."""
+        codes, failed = jetstream_shim.wire().grpc.StatusCode, jetstream_shim.wire().grpc.aio
+        try:
+            yield
+        except failed.AioRpcError as error:
+            if error.code() is codes.UNAVAILABLE and not self._stopping:
+                self._unreachable = True
+                self.process.kill()
+            why = f"{error.code().name}: {error.details()}"
+            raise EngineRestarted(f"the JetStream process went away: {why}") from error
+        except asyncio.CancelledError as error:
+            raise EngineRestarted("the driver was closed") from error
+
     def stop(self, timeout_s: float) -> None:
         """Lets it end by itself, then kills it."""
         assert self.process.stdin is not None
+        self._stopping = True
         self.process.stdin.close()
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-@contextlib.contextmanager
-def _lost() -> Iterator[None]:
-    """Nobody cancels our RPCs (a request is cancelled by a call): the server went away."""
-    try:
-        yield
-    except jetstream_shim.wire().grpc.aio.AioRpcError as error:
-        why = f"{error.code().name}: {error.details()}"
-        raise EngineRestarted(f"the JetStream process went away: {why}") from error
-    except asyncio.CancelledError as error:
-        raise EngineRestarted("the driver was closed") from error
 
 
 class JetStreamProcess(Front):
@@ -181,10 +186,7 @@ class JetStreamProcess(Front):
             raise
 
     async def _exchange(self, ask: Ask, dropped: asyncio.Event) -> Completion:
-        server = self._up()
-        if server is None:
-            server = await asyncio.to_thread(self._wait_for_server)
-        reply = await server.call(jetstream_side.PUT, jetstream_side.pack_ask(ask))
+        server, reply = await self._put(jetstream_side.pack_ask(ask))
         handle = jetstream_side.unpack(reply)["handle"]
         if dropped.is_set():
             await self._send_cancel(handle)
@@ -194,6 +196,17 @@ class JetStreamProcess(Front):
         await server.decode(handle, ask.params.max_tok, reader)
         taken = await server.call(jetstream_side.TAKE, jetstream_side.pack(handle=handle))
         return reader.completion(jetstream_side.unpack_outcome(taken))
+
+    async def _put(self, data: bytes) -> tuple[_Server, bytes]:
+        """Hands a request to the server; to the next one if that has just died."""
+        while True:
+            up = self._up()
+            server = up if up is not None else await asyncio.to_thread(self._wait_for_server)
+            try:
+                return server, await server.call(jetstream_side.PUT, data)
+            except EngineRestarted:
+                if self._closed:
+                    raise
 
     def _cancel_handle(self, handle: int) -> None:
         asyncio.run_coroutine_threadsafe(self._send_cancel(handle), self._loop)

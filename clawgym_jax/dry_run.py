@@ -76,6 +76,7 @@ class Plan:
     blocks: dict[str, int]  # of attention, in one row
     state_bytes: int  # weights and moments of one chip
     params_bytes: int
+    decode_bytes: int  # that a decode step has to read: weights, and all keys and values, once
 
     def describe(self) -> str:
         mesh = ", ".join(f"{name} {size}" for name, size in self.mesh.items())
@@ -104,6 +105,10 @@ class Plan:
             "serving copy, keys and values, working space": max(peaks),
         }
 
+    def serving_alone(self, found: Mapping[str, Findings]) -> dict[str, int]:
+        """The same where serving has chips of its own."""
+        return {name: size for name, size in self.serving(found).items() if "copy" in name}
+
 
 def plan(config: ExperimentConfig, devices: Sequence[Any], host_devices: Sequence[Any]) -> Plan:
     """Everything about an experiment on a slice, but for the compiling.
@@ -126,7 +131,8 @@ def plan(config: ExperimentConfig, devices: Sequence[Any], host_devices: Sequenc
         name: Program(lambda name=name: lower()[name], len(devices))  # type: ignore[misc]
         for name in ("old_logprobs", "accumulate", "apply")
     }
-    programs |= _serving(config, model, host_devices)
+    serving, decode_bytes = _serving(config, model, host_devices)
+    programs |= serving
     row = config.batch.pack.row_tok
     layout = load.plan_for(row)
     end = load.row_end(row, layout)
@@ -150,13 +156,14 @@ def plan(config: ExperimentConfig, devices: Sequence[Any], host_devices: Sequenc
         blocks=blocks,
         state_bytes=_bytes_of(placed),
         params_bytes=_bytes_of(placed.params),
+        decode_bytes=decode_bytes,
     )
 
 
 def _serving(
     config: ExperimentConfig, model: Qwen3Config, devices: Sequence[Any]
-) -> dict[str, Program]:
-    """Decode and prefill on the chips of one host."""
+) -> tuple[dict[str, Program], int]:
+    """Decode and prefill on the chips of one host, and the bytes that a decode step has to read."""
     parallel = ServingParallel.make(config.serving_mesh, devices)
     graphdef, shapes = qwen3.abstract(model, parallel=parallel)
     if parallel is None:
@@ -166,13 +173,28 @@ def _serving(
         )
     else:
         sharding.check(model, shapes, parallel.mesh, sharding.SERVING)
-    lower = functools.cache(lambda: Engine(graphdef, model, config.engine, parallel).lower(shapes))
+    engine = Engine(graphdef, model, config.engine, parallel)
+    lower = functools.cache(lambda: engine.lower(shapes))
     blocks = {"closed_call/while": -(-config.engine.window_tok // BLOCK)}  # of a chunk's keys
     count = 1 if parallel is None else len(devices)
-    return {
+    programs = {
         name: Program(lambda name=name: lower()[name], count, blocks)  # type: ignore[misc]
         for name in ("decode", "prefill")
     }
+    return programs, _decode_bytes(engine, shapes)
+
+
+def _decode_bytes(engine: Engine, shapes: Any) -> int:
+    """Of one chip: all weights but the rows of the embedding, all keys and values of the slots."""
+    params, state = engine.shapes(shapes)
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    tied = engine.model.tie_word_embeddings
+    read = [leaf for path, leaf in leaves if tied or "embed" not in jax.tree_util.keystr(path)]
+    kept = sum(
+        _bytes_of((k, v)) * room.slots // (room.slots + 1)
+        for room, k, v in zip(engine.rooms, state.k, state.v, strict=True)
+    )
+    return _bytes_of(read) + kept
 
 
 def _attention(end: np.ndarray) -> tuple[dict[str, int], float]:

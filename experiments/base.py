@@ -79,11 +79,15 @@ PAPER_30B = ExperimentConfig(
     mesh=MeshConfig(fsdp=8, x=8, experts="ragged", expert_buffer=2.0),  # ours
     tasks=TaskSource(kind="clawgym", train=2000, heldout=200),
     engine=EngineConfig(
-        slots=16,  # a host's share of the 256 rollouts of a step, on 16 hosts
+        slots=20,  # a host's share of the 256 rollouts of a step, on 16 hosts, is 16
         window_tok=65_536,
         prefill_batch=1,
         prefill_chunks=(256, 2048),
-        kv_buckets=(8192, 16_384, 32_768),
+        room_slots=(12, 6, 2),  # ours: most contexts are short; half of what 64K each would take
+        room_tok=(16_384, 32_768, 65_536),
+        cache_tok=262_144,  # ours: prefixes of episodes that wait for their tools
+        page_tok=256,
+        prefill_budget_tok=8192,  # ours: between two decode steps
     ),
     rollout=RolloutConfig(
         concurrency=256,  # ours

@@ -7,7 +7,8 @@ The real TPU compiler runs on a CPU host (package libtpu); nothing is executed. 
 program: compile time, peak memory of a chip against its limit, the ten largest buffers, FLOPs with
 loops counted as often as they run, against the ideal (3 x the forward products of the active
 parameters on unique tokens, plus attention over the token pairs that see each other), bytes moved
-between chips by kind, live attention blocks, and a roofline estimate. FLOPs that depend on data are
+between chips by kind and to and from a chip's memory (for decode against what must be read), live
+attention blocks, and a roofline estimate. FLOPs that depend on data are
 those of a made-up load, which is printed. The last line is a JSON object with goals; a missed goal
 is `"ok": false`, exit status 0. A program that cannot be compiled or counted is an error, status 1.
 """
@@ -40,7 +41,7 @@ OVERRIDE = flags.DEFINE_multi_string("override", [], "path.to.field=value, repea
 PROGRAMS = flags.DEFINE_list("programs", [], "names of programs; default all")
 DUMP = flags.DEFINE_string("dump", None, "folder that keeps what the compiler writes")
 SHOWN = 10
-GOAL_FLOPS, GOAL_GMM = 1.15, 1.10
+GOAL_FLOPS, GOAL_GMM, GOAL_DECODE = 1.15, 1.10, 1.25
 
 
 def main(argv: list[str]) -> int:
@@ -93,6 +94,14 @@ def show(console: Console, found: Findings, chip: Chip, plan: dry_run.Plan) -> N
     console.print(f"  {found.flops / 1e12:.2f} TFLOP a chip{against}")
     for source, flops in list(found.by_source.items())[:SHOWN]:
         console.print(f"  {flops / 1e12:8.2f} TFLOP  {source[-110:]}")
+    console.print(f"  {found.hbm_bytes / 1e9:.2f} GB to and from a chip's memory")
+    if found.name == "decode":
+        must = plan.decode_bytes
+        console.print(
+            f"  a step has to read {must / 1e9:.2f} GB (weights, keys and values of full slots), "
+            f"at least {1e3 * must / chip.hbm_bytes_per_s:.1f} ms; it moves "
+            f"{found.hbm_bytes / must:.2f} times that"
+        )
     for kind, size in found.received.items():
         console.print(f"  {size / 1e9:8.2f} GB received by {kind}")
     if ideal:
@@ -109,7 +118,11 @@ def conclude(
     config: ExperimentConfig, chip: Chip, plan: dry_run.Plan, found: dict[str, Findings]
 ) -> dict[str, Any]:
     """The last line: each program's numbers, what is resident together, goals."""
-    together = {"training": plan.training(found), "serving": plan.serving(found)}
+    together = {
+        "training": plan.training(found),
+        "serving": plan.serving(found),
+        "serving on chips of its own": plan.serving_alone(found),
+    }
     goals = [
         goal(f"{phase}: resident on a chip / its memory", sum(p.values()) / chip.hbm_bytes, 1.0)
         for phase, p in together.items()
@@ -119,6 +132,9 @@ def conclude(
         if name in found:
             ratio = found[name].flops / plan.ideal_flops[name]
             goals.append(goal(f"{name}: FLOPs / ideal", ratio, GOAL_FLOPS))
+    if "decode" in found:
+        ratio = found["decode"].hbm_bytes / plan.decode_bytes
+        goals.append(goal("decode: bytes moved / bytes that must be read", ratio, GOAL_DECODE))
     if plan.gmm_share is not None:
         goals.append(goal("grouped products: rows computed / rows", plan.gmm_share, GOAL_GMM))
     return {
@@ -133,6 +149,7 @@ def conclude(
                 "compile_s": round(f.compile_s, 1),
                 "peak_bytes": f.peak.peak,
                 "flops": f.flops,
+                "hbm_bytes": f.hbm_bytes,
                 "ideal_flops": plan.ideal_flops.get(name),
                 "received_bytes": f.received,
             }
@@ -140,6 +157,7 @@ def conclude(
         },
         "resident_bytes": together,
         "hbm_bytes": chip.hbm_bytes,
+        "decode_bytes": plan.decode_bytes,
         "goals": goals,
     }
 

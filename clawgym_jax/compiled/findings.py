@@ -14,6 +14,7 @@ from typing import Any
 
 from clawgym_jax.compiled.dump import compile_and_read
 from clawgym_jax.compiled.flops import count_flops
+from clawgym_jax.compiled.hbm import moved_bytes
 from clawgym_jax.compiled.hlo import HloError
 from clawgym_jax.compiled.memory import Buffer, Peak, largest_buffers, peak_of
 from clawgym_jax.compiled.traffic import Transfer, bytes_by_kind, transfers
@@ -30,6 +31,7 @@ class Findings:
     flops: int
     by_source: dict[str, int]  # op_name -> FLOPs, largest first
     moves: list[Transfer]
+    hbm_bytes: int  # to and from the chip's large memory, an upper estimate
 
     @property
     def received(self) -> dict[str, int]:
@@ -70,4 +72,5 @@ def examine(
         flops=counted.total,
         by_source=dict(sorted(counted.by_source.items(), key=lambda item: -item[1])),
         moves=transfers(module, devices, bounds),
+        hbm_bytes=moved_bytes(module, bounds),
     )

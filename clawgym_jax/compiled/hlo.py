@@ -23,8 +23,8 @@ BITS = {
     "s32": 32, "u32": 32, "s64": 64, "u64": 64, "bf16": 16, "f16": 16, "f32": 32, "f64": 64,
     "c64": 64, "c128": 128, "f8e4m3fn": 8, "f8e5m2": 8, "token": 0, "opaque": 0,
 }  # fmt: skip
-_ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([0-9,<=]*)\]")
-_LAYOUT = re.compile(r"\{[^{}]*\}")
+_ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([0-9,<=]*)\](?:\{([^{}]*)\})?")
+_SPACE = re.compile(r"S\((\d+)\)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _ASSIGN = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
@@ -44,6 +44,7 @@ class Shape:
 
     dtype: str
     dims: tuple[int, ...]
+    space: int = field(default=0, compare=False)  # of memory: 0 the chip's large one, 1 on chip
 
     @property
     def elements(self) -> int:
@@ -141,11 +142,12 @@ def parse(text: str) -> Module:
 def array_shapes(text: str) -> tuple[Shape, ...]:
     """Every array in a printed shape; bounded dynamic sizes (<=8) count as their bound."""
     found = []
-    for dtype, dims in _ARRAY.findall(text):
+    for dtype, dims, layout in _ARRAY.findall(text):
         if dtype not in BITS:
             raise HloError(f"unknown element type {dtype!r} in {text[:80]!r}; add it to BITS")
         sizes = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
-        found.append(Shape(dtype, sizes))
+        space = _SPACE.search(layout)
+        found.append(Shape(dtype, sizes, int(space[1]) if space else 0))
     return tuple(found)
 
 
@@ -163,7 +165,7 @@ def _instruction(line: str) -> Instruction:
     inside, attributes = rest[1 : end - 1], rest[end:].lstrip(", ")
     plain = opcode in ("constant", "parameter", "iota")
     operands = () if plain else tuple(_operand_names(_COMMENT.sub("", inside)))
-    shapes = array_shapes(_COMMENT.sub("", _LAYOUT.sub("", shape)))
+    shapes = array_shapes(_COMMENT.sub("", shape))
     return Instruction(match[2], opcode, shapes, operands, attributes, inside, bool(match[1]))
 
 

@@ -73,7 +73,7 @@ def experts(
     """f[T, D]: the gate-weighted sum of the chosen experts' SwiGLU outputs."""
     if implementation is None:
         implementation = choose(x.shape[0], params.gate.shape[0], chosen.shape[1])
-    functions = {"every": _every, "gather": _gather, "sorted": _sorted}
+    functions = {"every": all_of_them, "gather": _gather, "sorted": _sorted}
     if implementation not in functions:
         raise ValueError(
             f"implementation: expected one of {sorted(functions)}, got {implementation!r}"
@@ -90,7 +90,8 @@ def choose(num_tokens: int, num_experts: int, top_k: int) -> Implementation:
     return "every" if num_tokens * num_experts <= sorted_rows else "sorted"
 
 
-def _every(x: jax.Array, params: Experts, weights: jax.Array, chosen: jax.Array) -> jax.Array:
+def all_of_them(x: jax.Array, params: Experts, weights: jax.Array, chosen: jax.Array) -> jax.Array:
+    """f[T, D]: every expert here on every token; ids of experts that are not here add nothing."""
     count = params.gate.shape[0]
     gates = jnp.einsum("tk,tke->te", weights, jax.nn.one_hot(chosen, count, dtype=x.dtype))
     hidden = jax.nn.silu(jnp.einsum("td,edf->tef", x, params.gate))

@@ -22,6 +22,7 @@ from clawgym_jax.model import expert_parallel, grouped, moe
 from clawgym_jax.model.sharding import EXPERT, TENSOR, make_serving_mesh
 
 _BOTH = (EXPERT, TENSOR)
+FEW_TOKENS = 64  # up to so many, all experts on all tokens: bound by reading weights, read once
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,11 @@ class ServingParallel:
         self, x: jax.Array, params: moe.Experts, weights: jax.Array, chosen: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """f[T, D] for x f[T, D], and 0: every row has room."""
-        first = jax.lax.axis_index(_BOTH) * params.gate.shape[0]
+        own = params.gate.shape[0]
+        first = jax.lax.axis_index(_BOTH) * own
+        if x.shape[0] <= FEW_TOKENS:
+            part = moe.all_of_them(x, params, weights.astype(x.dtype), chosen - first)
+            return jax.lax.psum(part, _BOTH), jnp.zeros((), jnp.int32)
         part, overflow = expert_parallel.own_part(
             x, params, weights.astype(x.dtype), chosen, first, chosen.size, self.gmm
         )

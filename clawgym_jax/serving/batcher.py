@@ -46,6 +46,7 @@ class Batcher:
         self._engine = engine
         self._stop_rule = StopRule(engine.config.window_tok, decode)
         self._params: Any = None
+        self._budget_tok = engine.config.prefill_budget_tok  # left until the next decode step
         self.reset()
 
     def reset(self) -> None:
@@ -77,7 +78,9 @@ class Batcher:
         return [*self.filling.values(), *self.running.values()]
 
     def choose(self, waiting: Sequence[Request]) -> list[Request]:
-        """Those of the waiting requests that `admit` takes now."""
+        """Those of the waiting requests that `admit` takes now; none when a step is due."""
+        if not self._may_prefill:
+            return []
         window = self._engine.config.window_tok
         needs = [min(request.need_tok, window) for request in waiting]
         chosen = self._table.choose(needs)[: self._engine.config.prefill_batch]
@@ -156,16 +159,22 @@ class Batcher:
     # --- prefill -----------------------------------------------------------------------------
 
     def advance(self) -> list[Finished]:
-        """Prefills up to the budget; those that are only scored come back when they are through."""
+        """Prefills up to the budget of a step; what is only scored comes back when it is through.
+
+        Where nothing decodes, nobody waits for a step: then there is no limit.
+        """
         ended: list[Finished] = []
-        left_tok = self._engine.config.prefill_budget_tok
-        while self.filling and left_tok > 0:
+        while self.filling and self._may_prefill:
             group = self._next_group()
             before = self.stats.prefilled_tok
             self._fill(group)
-            left_tok -= max(self.stats.prefilled_tok - before, 1)
+            self._budget_tok -= self.stats.prefilled_tok - before
             ended += self._start([r for r in group if not r.left_tok])
         return ended
+
+    @property
+    def _may_prefill(self) -> bool:
+        return self._budget_tok > 0 or not self.running
 
     def _next_group(self) -> list[Request]:
         """Requests of one room, oldest first, as many as a batch holds."""
@@ -304,6 +313,7 @@ class Batcher:
 
     def step(self) -> list[Finished]:
         """One token for every running request; returns those that ended with it."""
+        self._budget_tok = self._engine.config.prefill_budget_tok
         longest = [0] * len(self._engine.rooms)
         for slot, r in self.running.items():
             room = self._table.room_of(slot)

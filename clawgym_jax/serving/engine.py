@@ -46,13 +46,14 @@ class Engine:
         model: Qwen3Config,
         config: EngineConfig,
         parallel: ServingParallel | None = None,
-        write_rows: bool | None = None,
+        forms: programs.Forms | None = None,
     ) -> None:
         """parallel: the chips of a host; `graphdef` is then the one made with it.
 
-        write_rows: new keys and values are written row by row, which a TPU does in place where a
-        scatter copies the whole cache; None: on TPUs.
+        forms: those of programs.TPU move less on a TPU (a scatter copies the whole cache there);
+        None: by platform.
         """
+        config.check()
         self.routing = config.routing and model.num_experts > 0
         if self.routing and model.num_experts > UNKNOWN_EXPERT:
             raise ConfigError(
@@ -63,11 +64,10 @@ class Engine:
         self.config = config
         self.rooms = config.rooms
         self.parallel = parallel
-        if write_rows is None:
-            write_rows = mesh.platform(parallel) == "tpu"
-        write = programs.write_rows if write_rows else programs.scatter
-        prefill = functools.partial(programs.prefill, graphdef, write, self.routing)
-        generate = functools.partial(programs.generate, graphdef, write, self.rooms, self.routing)
+        if forms is None:
+            forms = programs.TPU if mesh.platform(parallel) == "tpu" else programs.PLAIN
+        prefill = functools.partial(programs.prefill, graphdef, forms, self.routing)
+        generate = functools.partial(programs.generate, graphdef, forms, self.rooms, self.routing)
         self._prefill = jax.jit(
             mesh.on_chips(parallel, prefill), donate_argnums=(1,), static_argnums=(3, 4, 5)
         )
@@ -131,11 +131,15 @@ class Engine:
             knobs=knobs,
         )
 
-    def lower(self, params: Params) -> dict[str, jax.stages.Lowered]:
-        """The largest decode and prefill programs, for parameters or shapes of the trainer's."""
+    def shapes(self, params: Params) -> tuple[Any, DecodeState]:
+        """Shapes of the serving copy and of the state; on a mesh they know their sharding."""
         state = jax.eval_shape(self._empty)
         params = jax.eval_shape(functools.partial(mesh.computed, dtype=self.model.dtype), params)
-        params, state = mesh.shaped(self.parallel, params, state)
+        return mesh.shaped(self.parallel, params, state)
+
+    def lower(self, params: Params) -> dict[str, jax.stages.Lowered]:
+        """The largest decode and prefill programs, for parameters or shapes of the trainer's."""
+        params, state = self.shapes(params)
         b, chunk = self.config.prefill_batch, max(self.config.prefill_chunks)
         rows, tokens = np.zeros(b, np.int32), np.zeros((b, chunk), np.int32)
         batch = Prefill(tokens, rows, rows, rows, tokens, np.ones(b, np.float32))

@@ -32,7 +32,7 @@ class JetStreamDriver(Front):
         self,
         engine: Engine,
         decode: Callable[[Sequence[int]], str] | None = None,
-        swap_policy: SwapPolicy = "drain",
+        swap_policy: SwapPolicy | None = None,
     ) -> None:
         """decode: ids -> text, needed for stop strings only."""
         self._engine = JetStreamEngine(engine, decode, swap_policy)

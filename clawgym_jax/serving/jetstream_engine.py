@@ -81,9 +81,10 @@ class JetStreamEngine:
         self,
         engine: Engine,
         decode: Callable[[Sequence[int]], str] | None = None,
-        swap_policy: SwapPolicy = "drain",
+        swap_policy: SwapPolicy | None = None,
     ) -> None:
-        """decode: ids -> text, needed for stop strings only."""
+        """decode: ids -> text, needed for stop strings only. swap_policy: else the engine's."""
+        swap_policy = swap_policy or engine.config.swap_policy
         if swap_policy not in get_args(SwapPolicy):
             raise ConfigError(
                 f"swap_policy: expected one of {get_args(SwapPolicy)}, got {swap_policy!r}"

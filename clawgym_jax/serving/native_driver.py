@@ -19,12 +19,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from clawgym_jax.core.errors import (
-    ConfigError,
     EngineRestarted,
     NoWeights,
     Overlong,
@@ -34,8 +33,7 @@ from clawgym_jax.core.types import Completion, Finish, SamplingParams, Stop
 from clawgym_jax.serving.batcher import Batcher
 from clawgym_jax.serving.engine import Engine
 from clawgym_jax.serving.request import Finished, Request
-
-SwapPolicy = Literal["drain", "continue", "abort"]
+from clawgym_jax.serving.state import SwapPolicy
 
 
 class NativeDriver:
@@ -45,14 +43,10 @@ class NativeDriver:
         self,
         engine: Engine,
         decode: Callable[[Sequence[int]], str] | None = None,
-        swap_policy: SwapPolicy = "drain",
+        swap_policy: SwapPolicy | None = None,
     ) -> None:
-        """decode: ids -> text, needed for stop strings only."""
-        if swap_policy not in get_args(SwapPolicy):
-            raise ConfigError(
-                f"swap_policy: expected one of {get_args(SwapPolicy)}, got {swap_policy!r}"
-            )
-        self._swap_policy = swap_policy
+        """decode: ids -> text, needed for stop strings only. swap_policy: else the engine's."""
+        self._swap_policy = swap_policy or engine.config.swap_policy
         self._engine = engine
         self._decode = decode
         self._vocabulary = engine.model.vocab_size

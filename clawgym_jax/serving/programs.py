@@ -8,7 +8,7 @@ Axes: see `state`; T' a bucket, the length up to which attention reads.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,11 @@ import numpy as np
 from flax import nnx
 
 from clawgym_jax.model.qwen3 import Qwen3, all_logits, apply
-from clawgym_jax.serving.attention import attend_chunk, attend_step
+from clawgym_jax.serving.attention import attend_chunk, attend_step, attend_step_by_products
 from clawgym_jax.serving.sampling import Draw, draw
 from clawgym_jax.serving.state import Array, DecodeState, Prefill, Room, Rows
 
 Params = Any
-Write = Callable[[jax.Array, jax.Array, Array, Array | None], jax.Array]
 Scores = tuple[jax.Array, jax.Array]  # f32[b, P] of the targets: at the temperature, and at 1
 
 
@@ -62,9 +61,20 @@ def write_rows(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | N
     return out
 
 
+class Forms(NamedTuple):
+    """The parts of which CPUs and TPUs want different forms; both give the same to rounding."""
+
+    write: Callable[[jax.Array, jax.Array, Array, Array | None], jax.Array]
+    attend: Callable[..., jax.Array]
+
+
+PLAIN = Forms(scatter, attend_step)
+TPU = Forms(write_rows, attend_step_by_products)
+
+
 def generate(
     graphdef: nnx.GraphDef[Qwen3],
-    write: Write,
+    forms: Forms,
     rooms: tuple[Room, ...],
     routing: bool,
     params: Params,
@@ -88,7 +98,7 @@ def generate(
                 continue
             past_k, past_v = (x[cache, : part.stop - part.start, :bucket] for x in kv)
             mask = jnp.arange(bucket)[None, :] < position[part, None]  # bool[S, T']
-            outs.append(attend_step(q[part], k[part], v[part], past_k, past_v, mask))
+            outs.append(forms.attend(q[part], k[part], v[part], past_k, past_v, mask))
         return jnp.concatenate(outs), (k[:, 0], v[:, 0])
 
     layers = jnp.arange(state.k[0].shape[0])
@@ -101,8 +111,8 @@ def generate(
             count = part.stop - part.start  # idle slots write to scratch
             rows = jnp.where(state.active[part], jnp.arange(count), count)
             new_k, new_v = (x[:, part, None] for x in out.cache)  # f[L, S, 1, KV, hd]
-            keys[i] = write(keys[i], new_k, rows, position[part])
-            values[i] = write(values[i], new_v, rows, position[part])
+            keys[i] = forms.write(keys[i], new_k, rows, position[part])
+            values[i] = forms.write(values[i], new_v, rows, position[part])
     step = state.active.astype(jnp.int32)
     state = state._replace(
         k=tuple(keys),
@@ -117,7 +127,7 @@ def generate(
 
 def prefill(
     graphdef: nnx.GraphDef[Qwen3],
-    write: Write,
+    forms: Forms,
     routing: bool,
     params: Params,
     state: DecodeState,
@@ -143,8 +153,8 @@ def prefill(
     out = apply(graphdef, params, tokens, position, attend, cache, want_routing=routing)
     new_k, new_v = out.cache
     state = state._replace(
-        k=_with(state.k, room, write(keys, new_k, batch.slots, None)),
-        v=_with(state.v, room, write(values, new_v, batch.slots, None)),
+        k=_with(state.k, room, forms.write(keys, new_k, batch.slots, None)),
+        v=_with(state.v, room, forms.write(values, new_v, batch.slots, None)),
     )
     experts = out.routing.astype(jnp.uint8) if out.routing is not None else None
     if not score:

@@ -11,13 +11,14 @@ Invariant: everything here is static but the arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.serving.sampling import Knobs
 
+SwapPolicy = Literal["drain", "continue", "abort"]
 Array = Any  # numpy on the way in, traced inside a program
 
 
@@ -42,19 +43,27 @@ class EngineConfig:
     room_tok: tuple[int, ...] = ()  # their lengths
     cache_tok: int = 0  # pool of the prefix cache beside what the slots keep; 0 = none
     page_tok: int = 64  # of the pool
-    prefill_budget_tok: int = 1 << 20  # prefilled between two decode steps, in whole chunks
+    prefill_budget_tok: int = 1 << 20  # prefilled between two steps that decode; whole chunks
     routing: bool = False  # completions carry the experts of every token
+    swap_policy: SwapPolicy = "drain"  # of requests in flight: see native_driver
 
-    def __post_init__(self) -> None:
-        if min(self.slots, self.prefill_batch, self.window_tok, self.page_tok) < 1:
+    def check(self) -> None:
+        """Raises ConfigError. Not when it is made: overrides change one field after another."""
+        sizes = self.slots, self.prefill_batch, self.window_tok, self.page_tok
+        if min(*sizes, self.prefill_budget_tok) < 1:
             raise ConfigError(
-                "engine: expected slots, prefill_batch, window_tok and page_tok of at least 1, "
-                f"got {self}"
+                "engine: expected slots, prefill_batch, window_tok, page_tok and "
+                f"prefill_budget_tok of at least 1, got {self}"
             )
         if not self.prefill_chunks or max(self.prefill_chunks) > self.window_tok:
             raise ConfigError(
                 f"prefill_chunks {self.prefill_chunks} must be non-empty and at most "
                 f"window_tok={self.window_tok}"
+            )
+        if self.swap_policy not in get_args(SwapPolicy):
+            raise ConfigError(
+                f"engine.swap_policy: expected one of {get_args(SwapPolicy)}, got "
+                f"{self.swap_policy!r}"
             )
         self._check_rooms()
         if self.cache_tok and any(room.tokens % self.page_tok for room in self.rooms):

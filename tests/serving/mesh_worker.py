@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from clawgym_jax.core.types import Completion, SamplingParams, Stop
+from clawgym_jax.model import parallel_serving
 from clawgym_jax.model.config import TINY
 from clawgym_jax.model.parallel_serving import ServingParallel
 from clawgym_jax.model.qwen3 import abstract, init
@@ -25,6 +26,9 @@ MOE = TINY.replace(vocab_size=64, hidden_size=32, num_layers=2, tie_word_embeddi
 DENSE = MOE.replace(num_experts=0, num_experts_per_tok=0)
 CONFIG = EngineConfig(slots=4, window_tok=64, prefill_batch=2, prefill_chunks=(4, 16))
 PROMPT = np.random.default_rng(0).integers(0, 64, 20).astype(np.int32)
+
+
+parallel_serving.FEW_TOKENS = CONFIG.slots  # a step has so many, a prefill more: both forms run
 
 
 def play(driver: NativeDriver) -> tuple[list[Completion], Completion, int]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from clawgym_jax.serving.attention import attend_chunk
+from clawgym_jax.serving.attention import attend_chunk, attend_step, attend_step_by_products
 
 QUERIES, KEYS = 5, 37
 
@@ -44,3 +44,15 @@ def test_grouped_heads_share_their_keys() -> None:
     spread = [jnp.repeat(x, 2, axis=2) for x in (k, v)]
     blocked = attend_chunk(q, k, v, position, block=8)
     np.testing.assert_allclose(blocked, attend_chunk(q, *spread, position, block=8), atol=2e-6)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_both_forms_of_a_step_agree(groups: int) -> None:
+    q, k, v = some((3, 1, 4, 6), 0), some((3, 1, groups, 6), 1), some((3, 1, groups, 6), 2)
+    past_k, past_v = some((3, KEYS, groups, 6), 3), some((3, KEYS, groups, 6), 4)
+    mask = jnp.arange(KEYS)[None, :] < jnp.array([0, 5, KEYS])[:, None]
+    one = attend_step(q, k, v, past_k, past_v, mask)
+    two = attend_step_by_products(q, k, v, past_k, past_v, mask)
+    np.testing.assert_allclose(one, two, atol=2e-6)
+    spoilt = jnp.where(mask[:, :, None, None], past_k, 1e3)  # what the mask hides does not matter
+    np.testing.assert_array_equal(two, attend_step_by_products(q, k, v, spoilt, past_v, mask))

@@ -23,6 +23,7 @@ from clawgym_jax.core.types import Completion, Finish, SamplingParams, Stop
 from clawgym_jax.model.attention import dense_tree_attention
 from clawgym_jax.model.config import TINY
 from clawgym_jax.model.qwen3 import apply, apply_logits, init
+from clawgym_jax.serving import programs
 from clawgym_jax.serving.engine import Engine, EngineConfig
 from clawgym_jax.serving.native_driver import NativeDriver
 
@@ -34,7 +35,7 @@ OTHER = jax.tree.map(lambda x: 1.1 * x, PARAMS)
 ENGINE = Engine(GRAPH, MODEL, CONFIG)
 
 
-ROW_WRITER = Engine(GRAPH, MODEL, CONFIG, write_rows=True)  # as on a TPU
+ROW_WRITER = Engine(GRAPH, MODEL, CONFIG, forms=programs.TPU)  # as on a TPU
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.types import Completion
 from clawgym_jax.model.attention import dense_tree_attention
 from clawgym_jax.model.qwen3 import apply, apply_logits
+from clawgym_jax.serving import programs
 from clawgym_jax.serving.engine import Engine, EngineConfig
 from clawgym_jax.serving.native_driver import NativeDriver
 from clawgym_jax.serving.slots import SlotTable
@@ -36,7 +38,7 @@ WITH_ROOMS = EngineConfig(
     prefill_budget_tok=16,
 )
 ENGINE = Engine(GRAPH, MODEL, WITH_ROOMS)
-ROW_WRITER = Engine(GRAPH, MODEL, WITH_ROOMS, write_rows=True)
+ROW_WRITER = Engine(GRAPH, MODEL, WITH_ROOMS, forms=programs.TPU)
 ONE_ROOM = Engine(GRAPH, MODEL, EngineConfig(slots=4, window_tok=64, prefill_chunks=(4, 16)))
 
 
@@ -141,6 +143,29 @@ def test_any_traffic_gets_the_log_probs_of_a_forward_pass(seed: int) -> None:
         asyncio.run(play(driver))
 
 
+def test_a_step_comes_after_the_budget_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two steps at most the budget of 16 tokens, and what is left of a chunk of 16."""
+    prefilled: list[int] = []
+    with NativeDriver(ENGINE) as driver:
+        driver.publish(PARAMS, 1)
+        step = driver._batcher.step
+
+        def watched() -> object:
+            prefilled.append(driver.stats.prefilled_tok)
+            return step()
+
+        monkeypatch.setattr(driver._batcher, "step", watched)
+
+        async def play() -> None:
+            jobs = [go(driver, f"b{i}", prompt_of(i, 22), seed=i, max_tok=9) for i in range(9)]
+            await asyncio.gather(*jobs)
+
+        asyncio.run(play())
+    between = [later - earlier for earlier, later in itertools.pairwise(prefilled)]
+    assert max(between) <= 16 + 2 * 16 - 1  # the last chunk may have two rows
+    assert sum(between) + prefilled[0] == driver.stats.prefilled_tok
+
+
 def test_short_requests_leave_long_slots_to_those_who_need_them() -> None:
     table = SlotTable([Room(0, 1, 16), Room(1, 1, 64)])
     assert table.choose([10, 10]) == [0, 1]  # nobody needs the long one
@@ -162,4 +187,5 @@ def test_short_requests_leave_long_slots_to_those_who_need_them() -> None:
 )
 def test_wrong_shapes_say_what_was_expected(fields: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        EngineConfig(slots=4, window_tok=64, prefill_chunks=(4, 16), **fields)  # type: ignore[arg-type]
+        config = EngineConfig(slots=4, window_tok=64, prefill_chunks=(4, 16), **fields)  # type: ignore[arg-type]
+        Engine(GRAPH, MODEL, config)

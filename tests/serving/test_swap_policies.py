@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Iterator
 
@@ -11,13 +12,24 @@ import pytest
 
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.types import Completion, Finish
-from clawgym_jax.serving.native_driver import NativeDriver, SwapPolicy
-from tests.serving.test_native_driver import ENGINE, OTHER, PARAMS, go, oracle, prompt_of
+from clawgym_jax.serving.engine import Engine
+from clawgym_jax.serving.native_driver import NativeDriver
+from tests.serving.test_native_driver import (
+    CONFIG,
+    GRAPH,
+    MODEL,
+    OTHER,
+    PARAMS,
+    go,
+    oracle,
+    prompt_of,
+)
 
 
 @pytest.fixture(params=["drain", "continue", "abort"])
 def driver(request: pytest.FixtureRequest) -> Iterator[NativeDriver]:
-    with NativeDriver(ENGINE, swap_policy=request.param) as driver:
+    config = dataclasses.replace(CONFIG, swap_policy=request.param)
+    with NativeDriver(Engine(GRAPH, MODEL, config)) as driver:
         driver.publish(PARAMS, 1)
         yield driver
 
@@ -52,7 +64,7 @@ def swapped_under(
 
 
 def test_policies(driver: NativeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy: SwapPolicy = driver._swap_policy
+    policy = driver._swap_policy
     prompt = prompt_of(9, 10)
     done = swapped_under(driver, monkeypatch, prompt)
     versions = done.versions.tolist()
@@ -75,4 +87,4 @@ def test_policies(driver: NativeDriver, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected one of"):
-        NativeDriver(ENGINE, swap_policy="now")  # type: ignore[arg-type]
+        Engine(GRAPH, MODEL, dataclasses.replace(CONFIG, swap_policy="now"))  # type: ignore[arg-type]

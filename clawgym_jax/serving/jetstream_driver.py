@@ -18,11 +18,12 @@ from typing import Any
 from clawgym_jax.core.types import Completion
 from clawgym_jax.serving import jetstream_shim
 from clawgym_jax.serving.engine import Engine
-from clawgym_jax.serving.jetstream_engine import JetStreamEngine, SwapPolicy
+from clawgym_jax.serving.jetstream_engine import JetStreamEngine
 from clawgym_jax.serving.jetstream_front import Ask, Front
 from clawgym_jax.serving.jetstream_host import Host, rows_of
 from clawgym_jax.serving.jetstream_rows import Reader
 from clawgym_jax.serving.request import DriverStats, Request
+from clawgym_jax.serving.state import SwapPolicy
 
 
 class JetStreamDriver(Front):
@@ -34,7 +35,7 @@ class JetStreamDriver(Front):
         decode: Callable[[Sequence[int]], str] | None = None,
         swap_policy: SwapPolicy | None = None,
     ) -> None:
-        """decode: ids -> text, needed for stop strings only."""
+        """decode: ids -> text, needed for stop strings only. swap_policy: else the engine's."""
         self._engine = JetStreamEngine(engine, decode, swap_policy)
         self._host = Host(self._engine)
         super().__init__(engine.model.vocab_size, engine.config.window_tok, decode is not None)

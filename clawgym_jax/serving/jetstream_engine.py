@@ -15,58 +15,22 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
-from clawgym_jax.core.errors import ConfigError, EngineRestarted, NoWeights, SamplerError
-from clawgym_jax.core.types import Completion, Finish
+from clawgym_jax.core.errors import EngineRestarted, NoWeights, SamplerError
+from clawgym_jax.core.types import Finish
 from clawgym_jax.serving import jetstream_rows, jetstream_shim
 from clawgym_jax.serving.batcher import Batcher
 from clawgym_jax.serving.engine import Engine
-from clawgym_jax.serving.jetstream_rows import Outcome
+from clawgym_jax.serving.jetstream_entry import Entry, Tokenizer
 from clawgym_jax.serving.request import DriverStats, Finished, Request
+from clawgym_jax.serving.state import SwapPolicy
 
-SwapPolicy = Literal["drain", "continue", "abort"]
 PREFILL_TOK = 16  # the orchestrator's shortest prompt: BOS, the handle, padding
 _PATIENCE_S = 1.0  # for a reader that may be gone; then the next step is taken unread
 _LINGER_S = 0.002  # how long an idle step waits for the orchestrator to notice the last row
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A request on its way through the orchestrator. `request` is None for an unknown handle."""
-
-    handle: int
-    request: Request | None
-    slot: int = -1  # the orchestrator's, once it was inserted
-    sent_tok: int = 0
-    forgotten: bool = False
-    completion: Completion | None = None
-    error: SamplerError | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self.completion is not None or self.error is not None
-
-    def outcome(self) -> Outcome:
-        """For a request that has ended, or was cancelled before it got a slot."""
-        if self.completion is None or self.request is None:
-            cancelled = self.request is not None and self.request.cancelled
-            broken = None if cancelled else EngineRestarted("JetStream's stream broke off")
-            return Outcome(error=self.error or broken)
-        c = self.completion
-        scored = c if self.request.forced is not None else None
-        return Outcome(c.finish, c.stop_string, c.cached_tok, c.routing, scored, self.error)
-
-
-class Tokenizer:
-    """What the orchestrator asks of one. Handles are not text, and no token stops a row."""
-
-    bos_id = 0
-    pad_id = 0
-    stop_tokens: frozenset[int] = frozenset()
 
 
 class JetStreamEngine:
@@ -84,13 +48,8 @@ class JetStreamEngine:
         swap_policy: SwapPolicy | None = None,
     ) -> None:
         """decode: ids -> text, needed for stop strings only. swap_policy: else the engine's."""
-        swap_policy = swap_policy or engine.config.swap_policy
-        if swap_policy not in get_args(SwapPolicy):
-            raise ConfigError(
-                f"swap_policy: expected one of {get_args(SwapPolicy)}, got {swap_policy!r}"
-            )
         self.engine = engine
-        self._swap_policy = swap_policy
+        self._swap_policy = swap_policy or engine.config.swap_policy
         self._batcher = Batcher(engine, decode)
         self._wake = threading.Condition()
         self._handles = itertools.count(1)

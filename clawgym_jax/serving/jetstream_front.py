@@ -22,6 +22,8 @@ from clawgym_jax.core.errors import EngineRestarted, Overlong, SamplerError
 from clawgym_jax.core.types import Completion, SamplingParams, Stop
 from clawgym_jax.serving.request import DriverStats
 
+_COMING, _CANCELLED = 0, -1  # in place of a handle that is not known yet
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -43,7 +45,7 @@ class Front(abc.ABC):
         self._window_tok = window_tok
         self._strings = strings
         self._scores = itertools.count()
-        self._pool: dict[str, int] = {}  # request id -> handle, 0 before it has one
+        self._pool: dict[str, int] = {}  # request id -> handle, or one of the two above
         self._lock = threading.Lock()
         self._closed = False
         self._loop = asyncio.new_event_loop()
@@ -54,7 +56,7 @@ class Front(abc.ABC):
 
     @abc.abstractmethod
     async def _answer(self, ask: Ask) -> Completion:
-        """Runs on the driver's loop; puts the handle into the pool; cancels when cancelled."""
+        """Runs on the driver's loop; calls `_handle_is` once; cancels when it is cancelled."""
 
     @abc.abstractmethod
     def _cancel_handle(self, handle: int) -> None:
@@ -95,8 +97,10 @@ class Front(abc.ABC):
     def cancel(self, request_id: str) -> None:
         """The request's `sample` returns what it has, with finish=abort, within two steps."""
         with self._lock:
-            handle = self._pool.get(request_id, 0)
-        if handle:
+            handle = self._pool.get(request_id)
+            if handle == _COMING:
+                self._pool[request_id] = _CANCELLED
+        if handle is not None and handle > _COMING:
             self._cancel_handle(handle)
 
     async def _submit(
@@ -114,7 +118,7 @@ class Front(abc.ABC):
                 raise EngineRestarted("the driver is closed; start a new one")
             if request_id in self._pool:
                 raise SamplerError(f"request {request_id!r} is already in flight; ids are unique")
-            self._pool[request_id] = 0
+            self._pool[request_id] = _COMING
             ask = Ask(request_id, prompt, params, stop, forced)
             answer = asyncio.run_coroutine_threadsafe(self._answered(ask), self._loop)
         return await asyncio.wrap_future(answer)
@@ -140,7 +144,10 @@ class Front(abc.ABC):
 
     def _handle_is(self, ask: Ask, handle: int) -> None:
         with self._lock:
+            cancelled = self._pool[ask.request_id] == _CANCELLED
             self._pool[ask.request_id] = handle
+        if cancelled:
+            self._cancel_handle(handle)
 
     # --- closing -----------------------------------------------------------------------------
 

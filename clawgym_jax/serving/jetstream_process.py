@@ -10,18 +10,13 @@ Invariants: the server never outlives this process; after `close` neither it nor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +26,8 @@ from clawgym_jax.model import hf_weights
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.parallel_serving import ServingMeshConfig
 from clawgym_jax.serving import jetstream_shim, jetstream_side
-from clawgym_jax.serving.jetstream_engine import SwapPolicy
 from clawgym_jax.serving.jetstream_front import Ask, Front
-from clawgym_jax.serving.jetstream_host import rows_of
+from clawgym_jax.serving.jetstream_link import Link
 from clawgym_jax.serving.jetstream_rows import Reader
 from clawgym_jax.serving.jetstream_side import ServerSpec
 from clawgym_jax.serving.request import DriverStats
@@ -41,85 +35,8 @@ from clawgym_jax.serving.state import EngineConfig
 
 _SOCKET_BYTES = 100  # of a path; the system's limit is 108
 _TRIES = 3  # starts that may fail in a row
-_GRACE_S = 5.0  # for RPCs to a server that ended
+_STOP_S = 30.0  # for a server to end by itself
 _LOG_CHARS = 2000  # of the server's output, in an error
-
-
-class _Server:
-    """One life of the process, and the channel to it. Its coroutines run on the driver's loop."""
-
-    def __init__(self, spec: ServerSpec, folder: Path, log: IO[bytes]) -> None:
-        spec.write(folder / "spec.json")
-        self._spec = spec
-        self._unreachable = self._stopping = False
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "clawgym_jax.serving.jetstream_server", folder / "spec.json"],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C is for us; it ends when its standard input does
-        )
-
-    async def connect(self, timeout_s: float, unwanted: Callable[[], bool]) -> bool:
-        """Whether it came up."""
-        wire, target = jetstream_shim.wire(), f"unix:{self._spec.socket}"
-        self._channel = wire.grpc.aio.insecure_channel(target, options=jetstream_side.GRPC_OPTIONS)
-        self._decode = wire.services.OrchestratorStub(self._channel).Decode
-        self._calls = {
-            name: self._channel.unary_unary(f"/{jetstream_side.SERVICE}/{name}")
-            for name in jetstream_side.METHODS
-        }
-        deadline_s = time.monotonic() + timeout_s
-        while self.alive and not unwanted() and time.monotonic() < deadline_s:
-            if await asyncio.to_thread(os.path.exists, self._spec.socket):
-                await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
-                return True
-            await asyncio.sleep(0.05)
-        return False
-
-    @property
-    def alive(self) -> bool:
-        return not self._unreachable and self.process.poll() is None
-
-    async def call(self, name: str, data: bytes) -> bytes:
-        with self._reaching():
-            return bytes(await self._calls[name](data))
-
-    async def decode(self, handle: int, max_tok: int, reader: Reader) -> None:
-        """A Decode RPC, to its end."""
-        with self._reaching():
-            async for response in self._decode(jetstream_shim.wire().request(handle, max_tok)):
-                reader.add_all(rows_of(response))
-
-    async def disconnect(self) -> None:
-        """After it ended: what is under way fails by itself."""
-        await self._channel.close(_GRACE_S)
-
-    @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Nobody cancels our RPCs (a request is cancelled by a call): one that fails lost it."""
-        codes, failed = jetstream_shim.wire().grpc.StatusCode, jetstream_shim.wire().grpc.aio
-        try:
-            yield
-        except failed.AioRpcError as error:
-            if error.code() is codes.UNAVAILABLE and not self._stopping:
-                self._unreachable = True
-                self.process.kill()
-            why = f"{error.code().name}: {error.details()}"
-            raise EngineRestarted(f"the JetStream process went away: {why}") from error
-        except asyncio.CancelledError as error:
-            raise EngineRestarted("the driver was closed") from error
-
-    def stop(self, timeout_s: float) -> None:
-        """Lets it end by itself, then kills it."""
-        assert self.process.stdin is not None
-        self._stopping = True
-        self.process.stdin.close()
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 class JetStreamProcess(Front):
@@ -131,7 +48,6 @@ class JetStreamProcess(Front):
         model: Qwen3Config,
         config: EngineConfig,
         mesh: ServingMeshConfig | None = None,
-        swap_policy: SwapPolicy = "drain",
         start_timeout_s: float = 180.0,
     ) -> None:
         """model: the folder's, with the types of the parameters that will be published."""
@@ -149,7 +65,6 @@ class JetStreamProcess(Front):
             param_dtype=np.dtype(model.param_dtype).name,
             engine=config,
             mesh=mesh or ServingMeshConfig(),
-            swap_policy=swap_policy,
             strings=strings,
         )
         self._lives = 0
@@ -159,7 +74,7 @@ class JetStreamProcess(Front):
         self._seen = DriverStats()
         self._changed = threading.Condition()
         self._publishing = threading.Lock()  # weights reach a server once
-        self._server: _Server | None = None  # that is up
+        self._server: Link | None = None  # that is up
         self._failed: Exception | None = None  # why none will be
         self._supervisor = threading.Thread(
             target=self._supervise, name="jetstream-supervisor", daemon=True
@@ -197,7 +112,7 @@ class JetStreamProcess(Front):
         taken = await server.call(jetstream_side.TAKE, jetstream_side.pack(handle=handle))
         return reader.completion(jetstream_side.unpack_outcome(taken))
 
-    async def _put(self, data: bytes) -> tuple[_Server, bytes]:
+    async def _put(self, data: bytes) -> tuple[Link, bytes]:
         """Hands a request to the server; to the next one if that has just died."""
         while True:
             up = self._up()
@@ -224,23 +139,37 @@ class JetStreamProcess(Front):
             raise ValueError(
                 f"versions rise: version {self._version} is served already, got {version}"
             )
+        if self._closed:
+            raise EngineRestarted("the driver is closed; start a new one")
         folder = self._folder / f"weights-{version}"
         hf_weights.write(folder, self._model, params)
-        with self._publishing:
-            old, self._weights = self._weights, (folder, version)
-            server = self._up()
-            try:
-                if server is not None:
-                    self._send_weights(server)
-            except EngineRestarted:
-                server = None
-        if server is None:  # the next one starts with them
+        old = self._weights
+        try:
+            sent = self._take_over(folder, version)
+        except Exception:
+            self._weights = old
+            shutil.rmtree(folder)
+            raise
+        if not sent:
             self._wait_for_server()
         self._version = version
         if old is not None:
             shutil.rmtree(old[0])
 
-    def _send_weights(self, server: _Server) -> None:
+    def _take_over(self, folder: Path, version: int) -> bool:
+        """Whether the server has the weights; if it died, the next one starts with them."""
+        with self._publishing:
+            self._weights = (folder, version)
+            server = self._up()
+            if server is None:
+                return False
+            try:
+                self._send_weights(server)
+            except EngineRestarted:
+                return False
+        return True
+
+    def _send_weights(self, server: Link) -> None:
         if self._weights is not None:
             folder, version = self._weights
             data = jetstream_side.pack(folder=str(folder), version=version)
@@ -295,14 +224,14 @@ class JetStreamProcess(Front):
             self._is_down(server)
         return up
 
-    def _next_server(self) -> _Server:
+    def _next_server(self) -> Link:
         self._lives += 1
         socket = str(self._folder / f"s{self._lives}")
         if len(os.fsencode(socket)) > _SOCKET_BYTES:
             raise ConfigError(f"TMPDIR: expected a shorter path, got a socket at {socket}")
-        return _Server(dataclasses.replace(self._spec, socket=socket), self._folder, self._log)
+        return Link(dataclasses.replace(self._spec, socket=socket), self._folder, self._log)
 
-    def _bring_up(self, server: _Server) -> bool:
+    def _bring_up(self, server: Link) -> bool:
         if not self._on_loop(server.connect(self._start_timeout_s, lambda: self._closed)):
             return False
         with self._publishing:
@@ -316,7 +245,7 @@ class JetStreamProcess(Front):
                 self._changed.notify_all()
         return self._server is server
 
-    def _is_down(self, server: _Server) -> None:
+    def _is_down(self, server: Link) -> None:
         with self._changed:
             self._server = None
         server.process.wait()
@@ -327,11 +256,11 @@ class JetStreamProcess(Front):
             self._before, self._seen = _sum(self._before, self._seen), DriverStats()
             self._before.restarts += 1
 
-    def _up(self) -> _Server | None:
+    def _up(self) -> Link | None:
         server = self._server
         return server if server is not None and server.alive else None
 
-    def _wait_for_server(self) -> _Server:
+    def _wait_for_server(self) -> Link:
         with self._changed:
             self._changed.wait_for(lambda: self._up() or self._failed or self._closed)
             server = self._up()
@@ -348,7 +277,7 @@ class JetStreamProcess(Front):
             server = self._server
             self._changed.notify_all()
         if server is not None:
-            server.stop(self._start_timeout_s)
+            server.stop(_STOP_S)
         self._supervisor.join()
         self._log.close()
         shutil.rmtree(self._folder)

@@ -37,7 +37,7 @@ class Server:
 
     def __init__(self, spec: ServerSpec) -> None:
         self._model = _model(spec)
-        self._engine = JetStreamEngine(_engine(spec, self._model), _decoder(spec), spec.swap_policy)
+        self._engine = JetStreamEngine(_engine(spec, self._model), _decoder(spec))
         self._host = Host(self._engine)
 
     # --- JetStream's service -----------------------------------------------------------------

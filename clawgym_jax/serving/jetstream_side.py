@@ -17,7 +17,6 @@ from typing import Any
 from clawgym_jax.core import errors, wire
 from clawgym_jax.core.types import Completion, Finish, SamplingParams, Stop
 from clawgym_jax.model.parallel_serving import ServingMeshConfig
-from clawgym_jax.serving.jetstream_engine import SwapPolicy
 from clawgym_jax.serving.jetstream_front import Ask
 from clawgym_jax.serving.jetstream_rows import Outcome
 from clawgym_jax.serving.state import EngineConfig
@@ -51,7 +50,6 @@ class ServerSpec:
     param_dtype: str  # of the weights that are published
     engine: EngineConfig
     mesh: ServingMeshConfig
-    swap_policy: SwapPolicy = "drain"
     strings: bool = False  # decode with the folder's tokenizer.json, for stop strings
 
     def write(self, path: Path) -> None:

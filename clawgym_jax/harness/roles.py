@@ -61,6 +61,14 @@ class RoleTracker:
             role = Role.SUBAGENT
         return chain, role
 
+    def chain_of(self, view: RequestView) -> str:
+        """The chain that a call like this would have now; nothing is taken note of."""
+        known = self._harness.chain(view)
+        if known or view.system == self._main_system:
+            return known or MAIN_CHAIN
+        chain = f"agent-{_digest(view.system, view.first_user)}"
+        return chain if chain in self._agents else MAIN_CHAIN
+
     def _generic_chain(self, view: RequestView, role: Role) -> str:
         """Agents of one kind that work at once are told apart by what they were asked."""
         if view.system == self._main_system:

@@ -83,6 +83,7 @@ class ChatCodec:
         others = (self._added.get("<|im_end|>"), self._added.get("<|endoftext|>"))
         ends = (self.end_of_turn_id, *others)
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
+        self.longest_token_chars = max(map(len, self._plain.get_vocab()))  # a byte is a character
         self.vocab_size = self._plain.get_vocab_size() + len(self._added)
         self.cache = RenderingCache(_CACHE_TOK)
         try:

@@ -10,7 +10,7 @@ Invariant: a match accounts for all text and all calls of what is shown, and use
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -35,6 +35,10 @@ class KnownTurn:
     continues: tuple[str, ...]
     chain: str = "main"
     delivered: bool = False
+    squashed: str = field(init=False)  # the text without white space
+
+    def __post_init__(self) -> None:
+        self.squashed = _squash(self.turn.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class SampledTurns:
     def add(self, known: KnownTurn) -> None:
         self._by_call[known.call_id] = known
         self._by_content.setdefault(content_key(known.turn), []).append(known)
-        start = _squash(known.turn.text)[:_INDEXED]
+        start = known.squashed[:_INDEXED]
         if start:
             self._by_start.setdefault(start, []).append(known)
         self._answered.add(known.history)
@@ -103,7 +107,7 @@ class SampledTurns:
             known
             for known in map(self._by_call.__getitem__, candidates)
             if {bare_id(call.id) for call in known.turn.calls} == ids
-            and _squash(known.turn.text) == _squash(whole.text)
+            and known.squashed == _squash(whole.text)
         ]
         known = found[0] if found else self._find_by_content(whole, at)
         return Match((known,)) if known and known.call_id not in at.used else Match()
@@ -115,9 +119,11 @@ class SampledTurns:
         if not any(named):
             return None
         if known and all(other is known for other in named):
-            if len(turn.calls) == len(known.turn.calls):
-                merged = self._match_merged(turn, Place(0)) if _says_more(turn, known) else Match()
-                return merged if len(merged.parts) > 1 else Match((known,))
+            if sorted(_ids(turn.calls)) == sorted(_ids(known.turn.calls)):
+                if _says_nothing_new(turn, known):
+                    return Match((known,))
+                merged = self._match_merged(turn, Place(0))
+                return merged if len(merged.parts) > 1 else Match(cause="edited turn")
         elif None not in named:
             merged = self._match_merged(turn, Place(0))
             if merged.parts:
@@ -136,24 +142,27 @@ class SampledTurns:
     def _match_merged(self, turn: Turn, at: Place) -> Match:
         """Turns in the order of sampling whose texts and calls, one after another, are `turn`'s."""
         text = _squash(turn.text)
-        steps = 0
+        seen: set[tuple[int, int]] = set()
         open_ends: list[tuple[int, int, tuple[KnownTurn, ...]]] = [(0, 0, ())]
-        while open_ends and steps < _MOST_STEPS:
+        while open_ends and len(seen) < _MOST_STEPS:
             text_at, calls_at, parts = open_ends.pop()
-            steps += 1
             if text_at == len(text) and calls_at == len(turn.calls):
                 if parts and _thinks_alike(turn, parts):
                     return Match(parts, _gaps(turn.text, parts))
                 continue
+            if (text_at, calls_at) in seen:
+                continue
+            seen.add((text_at, calls_at))
             after = parts[-1].ordinal if parts else -1
-            fitting = [
-                known
-                for known in self._starting(text, text_at, turn.calls[calls_at:])
-                if known.ordinal > after and known.call_id not in at.used
-            ]
-            fitting.sort(key=lambda known: _preference(known, at))
-            for known in fitting:
-                length, calls = len(_squash(known.turn.text)), len(known.turn.calls)
+            best: dict[tuple[str, int], KnownTurn] = {}  # one of those that say the same
+            for known in self._starting(text, text_at, turn.calls[calls_at:]):
+                if known.ordinal > after and known.call_id not in at.used:
+                    says = known.squashed, len(known.turn.calls)
+                    rival = best.get(says)
+                    if rival is None or _preference(known, at) > _preference(rival, at):
+                        best[says] = known
+            for known in sorted(best.values(), key=lambda known: _preference(known, at)):
+                length, calls = len(known.squashed), len(known.turn.calls)
                 open_ends.append((text_at + length, calls_at + calls, (*parts, known)))
         return Match(cause="edited turn" if at.history in self._answered else "foreign turn")
 
@@ -166,7 +175,7 @@ class SampledTurns:
             candidates += self._by_start.get(text[at : at + length], ())
         for known in candidates:
             mine = known.turn.calls
-            if known.call_id not in seen and text.startswith(_squash(known.turn.text), at):
+            if known.call_id not in seen and text.startswith(known.squashed, at):
                 seen.add(known.call_id)
                 if _call_keys(mine) == _call_keys(calls[: len(mine)]) or _ids(mine) == _ids(
                     calls[: len(mine)]
@@ -212,17 +221,17 @@ def _thinks_alike(turn: Turn, parts: Sequence[KnownTurn]) -> bool:
     return not shown or shown == "".join(_squash(known.turn.thinking) for known in parts)
 
 
-def _says_more(turn: Turn, known: KnownTurn) -> bool:
-    """`turn` shows text besides what was sampled with its calls."""
-    shown, sampled = _squash(turn.text), _squash(known.turn.text)
-    return len(shown) > len(sampled) and shown.endswith(sampled)
+def _says_nothing_new(turn: Turn, known: KnownTurn) -> bool:
+    """What `turn` shows beside its calls is what was sampled, or a part of it, or nothing."""
+    thinking = _squash(known.turn.thinking)
+    return _squash(turn.text) in known.squashed and _squash(turn.thinking) in thinking
 
 
 def _gaps(text: str, parts: Sequence[KnownTurn]) -> tuple[str, ...]:
     """White space in `text` behind each part but the last."""
     gaps, at = [], 0
     for known in parts[:-1]:
-        left = len(_squash(known.turn.text))
+        left = len(known.squashed)
         while left:
             left -= not text[at].isspace()
             at += 1

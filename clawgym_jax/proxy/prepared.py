@@ -6,6 +6,7 @@ Invariant: two requests with the same `repeat_key` ask the engine for the same t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,8 +40,15 @@ def view_of(request: Request) -> RequestView:
     )
 
 
-def repeat_key(prepared: Prepared) -> bytes:
-    """Equal for requests that ask for the same thing."""
-    digest = hashlib.sha256(prepared.chain.encode() + b"\0")
+def prompt_key(prepared: Prepared) -> bytes:
+    """Equal for requests of one chain with the same prompt."""
+    digest = hashlib.sha256(prepared.chain.encode("utf-8", "replace") + b"\0")
     digest.update(np.ascontiguousarray(prepared.prompt.ids).data)
     return digest.digest()
+
+
+def repeat_key(prepared: Prepared) -> Hashable:
+    """Equal for requests that ask for the same thing, in a form that one answer fits."""
+    request = prepared.request
+    limits = (request.max_tok, request.stop_strings, request.carries_raw_calls)
+    return prompt_key(prepared), limits

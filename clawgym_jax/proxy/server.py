@@ -32,6 +32,7 @@ from clawgym_jax.proxy.config import ProxyConfig
 from clawgym_jax.proxy.episode import EpisodeSpec, EpisodeTrace
 from clawgym_jax.proxy.episode_app import EpisodeApp, refuse
 from clawgym_jax.proxy.faults import FaultKind, RequestFault
+from clawgym_jax.proxy.http_bounds import BoundedHttp
 from clawgym_jax.proxy.probes import MODEL
 from clawgym_jax.proxy.session import Session
 
@@ -51,7 +52,7 @@ class ProxyServer:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._socket_path: Path | None = None
-        self._long_work = asyncio.Lock()
+        self._long_work = (asyncio.Lock(), asyncio.Lock())
 
     # ---- life ---------------------------------------------------------------------------------
 
@@ -72,6 +73,7 @@ class ProxyServer:
             ws="none",
             server_header=False,
             date_header=False,
+            http=BoundedHttp,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,
         )

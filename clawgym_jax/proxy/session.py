@@ -14,6 +14,7 @@ import dataclasses
 import secrets
 import time
 from collections import Counter
+from collections.abc import Hashable
 
 from clawgym_jax.core.errors import LogprobError, Overlong
 from clawgym_jax.core.log import RecordLog
@@ -26,7 +27,7 @@ from clawgym_jax.proxy.episode import EpisodeSpec, EpisodeTrace
 from clawgym_jax.proxy.faults import EngineAway, FaultKind, PromptOverflow, RequestFault
 from clawgym_jax.proxy.flight import Flight
 from clawgym_jax.proxy.ledger import PromptLedger, ledger_of
-from clawgym_jax.proxy.prepared import Prepared, repeat_key, view_of
+from clawgym_jax.proxy.prepared import Prepared, prompt_key, repeat_key, view_of
 from clawgym_jax.proxy.recorder import Recorder
 from clawgym_jax.proxy.rendering import Renderings, Stretch
 from clawgym_jax.proxy.sampling import sample_patiently
@@ -37,6 +38,8 @@ from clawgym_jax.proxy.tool_calls import parser_named
 from clawgym_jax.proxy.turns import Answer, Request
 
 LONG_CHARS = 8192  # texts from here on are rendered beside the event loop
+HUGE_CHARS = 1 << 19
+LongWork = tuple[asyncio.Lock, asyncio.Lock]  # for long texts, for huge ones
 
 
 class Session:
@@ -49,9 +52,9 @@ class Session:
         log: RecordLog,
         run_id: str,
         config: ProxyConfig,
-        long_work: asyncio.Lock | None = None,
+        long_work: LongWork | None = None,
     ) -> None:
-        """long_work: held while a long text is rendered; one for all sessions of a loop."""
+        """long_work: held while a long text is rendered; the same for all sessions of a loop."""
         self.spec = spec
         self.key = spec.key or "k" + secrets.token_hex(16)
         self.failed = asyncio.Event()  # set when going on makes no sense
@@ -62,10 +65,10 @@ class Session:
         self._tracker = RoleTracker(spec.harness)
         self._slots = Slots(spec, run_id, codec.stop_ids)
         self._renderings = Renderings(codec.cache)
-        self._long_work = long_work or asyncio.Lock()
+        self._long_work = long_work or (asyncio.Lock(), asyncio.Lock())
         self._calls = Recorder(log, run_id, spec.episode_id, self._slots)
         self._flights: list[Flight] = []
-        self._flight_of_key: dict[bytes, Flight] = {}
+        self._flight_of_key: dict[Hashable, Flight] = {}
         self._quarantine = ""
         self._refusal = FaultKind.INTERNAL  # of requests after a quarantine
         self._closed = False
@@ -90,7 +93,8 @@ class Session:
         return Prepared(request, chain, role, prompt, time.time(), started_s)
 
     async def count_tokens(self, request: Request) -> int:
-        return int((await self._compose(self._plan(request, ""))).ids.size)
+        chain = self._tracker.chain_of(view_of(request))
+        return int((await self._compose(self._plan(request, chain))).ids.size)
 
     def _plan(self, request: Request, chain: str) -> Plan:
         turns, mode = self._calls.turns, self._config.history
@@ -102,16 +106,23 @@ class Session:
         return dataclasses.replace(request, turns=(), tools=tools)
 
     async def _compose(self, plan: Plan) -> Prompt:
+        least_tok = sum(s.chars for s in plan.stretches) // self._codec.longest_token_chars
+        if least_tok > self.spec.window_tok:  # whatever it is, it does not fit
+            self.causes["overflow"] += 1
+            raise PromptOverflow(least_tok, self.spec.window_tok)
         for stretch in plan.stretches:
             if stretch.chars >= LONG_CHARS:
                 await self._render_aside(stretch)
         return assemble(self._codec, self._renderings, plan)
 
     async def _render_aside(self, stretch: Stretch) -> None:
-        """In a thread, one at a time: the loop goes on, and equal texts are rendered once."""
+        """In a thread, one at a time: the loop goes on, and equal texts are rendered once.
+
+        Texts that take seconds have a lane of their own, so that they hold up no others.
+        """
         key = stretch.key
         if self._renderings.find(key) is None:
-            async with self._long_work:
+            async with self._long_work[stretch.chars >= HUGE_CHARS]:
                 if self._renderings.find(key) is None:
                     rendering = await asyncio.to_thread(self._codec.render, stretch)
                     self._renderings.keep(key, rendering)
@@ -131,8 +142,8 @@ class Session:
         flight.attach()
         return flight
 
-    def _start(self, prepared: Prepared, key: bytes) -> Flight:
-        slot = self._slots.reserve(prepared, key)
+    def _start(self, prepared: Prepared, key: Hashable) -> Flight:
+        slot = self._slots.reserve(prepared, prompt_key(prepared))
         breaks = self._calls.breaks(prepared, slot)
         self.causes.update(breaks)
         flight = Flight(
@@ -200,25 +211,25 @@ class Session:
     def _record(
         self, prepared: Prepared, slot: Slot, breaks: tuple[str, ...], completion: Completion
     ) -> Answer:
-        text = visible_text(self._codec, completion)
-        answer = answer_of(
-            self._codec,
-            self._run_id,
-            slot.call_id,
-            prepared.prompt,
-            completion,
-            text,
-            prepared.received_at_s,
-            self._parse,
-            prepared.request.tools,
-            prepared.request.carries_raw_calls,
-        )
-        if answer.malformed_calls:
-            self.causes["malformed tool call"] += answer.malformed_calls
         try:
+            text = visible_text(self._codec, completion)
+            answer = answer_of(
+                self._codec,
+                self._run_id,
+                slot.call_id,
+                prepared.prompt,
+                completion,
+                text,
+                prepared.received_at_s,
+                self._parse,
+                prepared.request.tools,
+                prepared.request.carries_raw_calls,
+            )
             self._calls.record(prepared, slot, breaks, completion, answer, text)
         except Exception as error:  # sampled but not recorded, for whatever reason
             raise self._quarantined(error) from error
+        if answer.malformed_calls:
+            self.causes["malformed tool call"] += answer.malformed_calls
         return answer
 
     # ---- the end ------------------------------------------------------------------------------

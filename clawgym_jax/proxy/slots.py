@@ -50,7 +50,7 @@ class Slots:
         self._chain_length: defaultdict[str, int] = defaultdict(int)
 
     def reserve(self, prepared: Prepared, key: bytes) -> Slot:
-        """key: equal for requests that ask for the same thing."""
+        """key: equal for requests of one chain with the same prompt."""
         prompt = prepared.prompt
         ordinal, attempt = self._given, self._attempts[key]
         self._given += 1

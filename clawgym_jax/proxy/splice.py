@@ -204,8 +204,10 @@ def in_call_order(turns: Sequence[Turn]) -> list[Turn]:
             continue
         ordered += _sorted_results(run, order)
         run = []
-        if turn.role == "assistant":
-            order = {bare_id(call.id): index for index, call in enumerate(turn.calls)}
+        if turn.role == "assistant":  # messages in a row are one turn
+            order = order if ordered and ordered[-1].role == "assistant" else {}
+            for call in turn.calls:
+                order.setdefault(bare_id(call.id), len(order))
         ordered.append(turn)
     return ordered + _sorted_results(run, order)
 

@@ -138,10 +138,10 @@ def tool_call_id(call_id: str, index: int) -> str:
 def canonical_arguments(arguments: str) -> str:
     """One spelling for all serialisations of the same JSON value; other text stays."""
     try:
-        value = json.loads(arguments)
+        value = _plain_numbers(json.loads(arguments))
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         return arguments.strip()
-    return json.dumps(_plain_numbers(value), sort_keys=True, separators=(",", ":"))
 
 
 def _plain_numbers(value: Any) -> Any:

@@ -7,6 +7,7 @@ Invariant: every text that the wire form carries for the model is in some field 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -76,7 +77,9 @@ class Request:
 
     @property
     def system(self) -> str:
-        return "\n".join(turn.text for turn in self.turns if turn.role == "system")
+        """System text before the first other turn; what comes later is news, not another agent."""
+        leading = itertools.takewhile(lambda turn: turn.role == "system", self.turns)
+        return "\n".join(turn.text for turn in leading)
 
     @property
     def tool_names(self) -> tuple[str, ...]:

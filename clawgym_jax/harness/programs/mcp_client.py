@@ -121,7 +121,8 @@ class Server:
             self._process.stdin.write(line.encode())
             self._process.stdin.flush()
         except OSError as error:
-            raise McpError(f"the server has ended: {error}") from error
+            if "method" in message:  # an answer to it may find it gone: reading will say so
+                raise McpError(f"{message['method']}: the server has ended") from error
 
     def _receive(self, deadline_s: float, what: str) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from absl import app, flags, logging
 
 from clawgym_jax.assemble import HARNESSES, Served, make_harness, open_engine
-from clawgym_jax.config import ExperimentConfig, configure, override
+from clawgym_jax.config import ExperimentConfig, configure, override, to_dict
 from clawgym_jax.core.errors import ClawgymError
 from clawgym_jax.core.interfaces import Endpoint
 from clawgym_jax.core.log import RecordLog
-from clawgym_jax.core.types import SamplingParams
+from clawgym_jax.core.types import EpisodeRecord, Grade, Outcome, SamplingParams
 from clawgym_jax.proxy import EpisodeSpec, EpisodeTrace, ProxyServer
-from clawgym_jax.rollout.store import CALLS
+from clawgym_jax.rollout.store import CALLS, EPISODES
 from clawgym_jax.serving.metrics import MetricsEndpoint
 
 DEFAULT = Path(__file__).resolve().parent.parent / "experiments" / "serve_tiny.py"
@@ -38,7 +38,9 @@ WORKDIR = flags.DEFINE_string("workdir", None, "folder for the call log", requir
 OVERRIDE = flags.DEFINE_multi_string("override", [], "path.to.field=value, repeatable")
 MODEL = flags.DEFINE_string("model", None, "Hugging Face folder; default the experiment's model")
 HOST = flags.DEFINE_string("host", "127.0.0.1", "address to listen on")
-PORT = flags.DEFINE_integer("port", 8321, "port to listen on; 0 = any free one")
+PORT = flags.DEFINE_integer(
+    "port", 8321, "port to listen on; 0 = any free one", lower_bound=0, upper_bound=65535
+)
 KEY = flags.DEFINE_string("key", None, "the key that clients send; default a random one")
 METRICS_PORT = flags.DEFINE_integer(
     "metrics_port", None, "port of the engine's Prometheus endpoint; 0 = any free one; default none"
@@ -71,8 +73,11 @@ def main(argv: list[str]) -> int:
     config = configure(Path(EXPERIMENT.value), OVERRIDE.value)
     if MODEL.value:
         config = override(config, [f"model.path={MODEL.value}"])
+    workdir = Path(WORKDIR.value)
     with contextlib.ExitStack() as stack:
-        log = stack.enter_context(RecordLog(Path(WORKDIR.value) / CALLS))
+        log = stack.enter_context(RecordLog(workdir / CALLS))
+        # What launch/report.py reads the tokenizer's place from.
+        (workdir / "config.json").write_text(json.dumps(to_dict(config), indent=1) + "\n")
         print(f"reading {config.model.path}", flush=True)
         served = open_engine(config, stack)
         served.driver.publish(served.params, 1)
@@ -93,14 +98,42 @@ async def serve(config: ExperimentConfig, served: Served, log: RecordLog) -> Epi
     episode_id = f"serve-{time.strftime('%Y%m%d-%H%M%S')}"
     proxy = ProxyServer(served.codec, log, config.name, config.rollout.proxy)
     await proxy.start(HOST.value, PORT.value)
+    started_at_s = time.time()
     try:
         endpoint = proxy.open_episode(spec_of(config, served, episode_id))
         show(endpoint, proxy.port)
         await ended.wait()
         print("\nending", flush=True)
-        return await proxy.close_episode(episode_id)
+        trace = await proxy.close_episode(episode_id)
+        keep_record(config, episode_id, trace, started_at_s)
+        return trace
     finally:
         await proxy.stop()
+
+
+def keep_record(
+    config: ExperimentConfig, episode_id: str, trace: EpisodeTrace, started_at_s: float
+) -> None:
+    """So that a report knows that it ended; nobody graded it."""
+    failed = Outcome.INFRASTRUCTURE if trace.quarantine else Outcome.OK
+    record = EpisodeRecord(
+        run_id=config.name,
+        episode_id=episode_id,
+        group_id=episode_id,
+        task_id="served",
+        harness=HARNESS.value,
+        split="serve",
+        step=0,
+        seed=config.seed,
+        outcome=failed,
+        detail=trace.quarantine,
+        grade=Grade(None, "served to a program of yours: not graded"),
+        call_ids=tuple(call.call_id for call in trace.calls),
+        timings_s={"model": trace.model_s, "proxy": trace.overhead_s},
+        started_at_s=started_at_s,
+    )
+    with RecordLog(Path(WORKDIR.value) / EPISODES) as log:
+        log.append(record)
 
 
 def spec_of(config: ExperimentConfig, served: Served, episode_id: str) -> EpisodeSpec:
@@ -132,7 +165,14 @@ def show(endpoint: Endpoint, port: int) -> None:
         window=endpoint.window_tok,
         max_tok=endpoint.max_tok,
     )
-    print(shown, flush=True)
+    print(shown)
+    if HARNESS.value == "generic":
+        print(
+            "One conversation at a time is told apart best by its own program's rules: --harness=\n"
+            f"{', '.join(sorted(set(HARNESSES) - {'generic'}))}. Sampling is this server's: "
+            "--override=loop.temperature=T."
+        )
+    print(flush=True)
 
 
 def result(trace: EpisodeTrace) -> dict[str, str | int]:

@@ -70,12 +70,19 @@ def test_three_clients_and_a_log(tmp_path: Path) -> None:
     assert result["sampled_tok"] == sum(call.completion_tok for call in calls)
     prompts = {tuple(call.prompt_ids.tolist()) for call in calls}
     assert len(prompts) == 1  # three protocols, one conversation
+    report = subprocess.run(
+        [sys.executable, str(ROOT / "launch" / "report.py"), f"--workdir={tmp_path}", "--calls",
+         "--full"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert report.returncode == 0, report.stderr
+    assert "Hello" in report.stdout and "not settled" not in report.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--key=short"], "expected at least 16 ASCII characters"),
+        (["--key=short"], "expected at least 16 letters"),
         (["--model=/nowhere"], "expected 'tiny_base' or a Hugging Face folder"),
     ],
 )

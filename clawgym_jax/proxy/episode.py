@@ -33,14 +33,17 @@ class EpisodeSpec:
     key: str = ""  # default a random one
 
     def __post_init__(self) -> None:
-        if not self.episode_id or not all(c.isalnum() or c in "-_." for c in self.episode_id):
+        odd = not all(c.isalnum() or c in "-_." for c in self.episode_id)
+        if odd or not self.episode_id.strip("."):  # clients take . and .. out of a URL
             raise ConfigError(
-                f"episode_id: expected letters, digits, '-', '_' and '.', got {self.episode_id!r}"
+                "episode_id: expected letters, digits, '-', '_' and '.', not only dots, got "
+                f"{self.episode_id!r}"
             )
-        if self.key and (len(self.key) < MIN_KEY_CHARS or not self.key.isascii()):
+        plain = all(c.isascii() and (c.isalnum() or c in "-_.") for c in self.key)
+        if self.key and (len(self.key) < MIN_KEY_CHARS or not plain):
             raise ConfigError(
-                f"key: expected at least {MIN_KEY_CHARS} ASCII characters, got {len(self.key)}; "
-                "leave it out for a random one"
+                f"key: expected at least {MIN_KEY_CHARS} letters, digits, '-', '_' and '.', got "
+                f"{len(self.key)} characters; leave it out for a random one"
             )
         s = self.sampling
         if self.on_policy and (s.top_p, s.top_k, s.min_p) != (1.0, 0, 0.0):

@@ -200,14 +200,14 @@ class JetStreamProcess(Front):
         """Starts a server, and another one whenever it ends."""
         failures = 0
         try:
-            while not self._closed and failures < _TRIES:
+            while not self._closed:
                 failures = 0 if self._live_once() else failures + 1
-            why: Exception = ConfigError(f"the JetStream process does not start: {self._tail()}")
+                if failures == _TRIES:
+                    raise ConfigError(f"the JetStream process does not start: {self._tail()}")
         except Exception as error:
-            why = error
-        with self._changed:
-            self._failed = why
-            self._changed.notify_all()
+            with self._changed:
+                self._failed = error
+                self._changed.notify_all()
 
     def _live_once(self) -> bool:
         """One server from its start to its end; whether it came up."""
@@ -280,7 +280,7 @@ class JetStreamProcess(Front):
             server.stop(_STOP_S)
         self._supervisor.join()
         self._log.close()
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)  # the server does so too
 
 
 def _sum(a: DriverStats, b: DriverStats) -> DriverStats:

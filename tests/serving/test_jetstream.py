@@ -418,8 +418,8 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         jetstream_shim.wire.__wrapped__()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(10_000):
+def until(condition: Callable[[], bool], seconds: int = 10) -> None:
+    for _ in range(seconds * 1000):
         if condition():
             return
         time.sleep(0.001)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from tests.serving.test_jetstream import model_folder, until
 from tests.serving.test_native_driver import MODEL as BASE
 from tests.serving.test_native_driver import go, prompt_of
 
+ROOT = Path(__file__).resolve().parents[2]
 # One small layer: what a context of 64K tokens costs here is Python, not arithmetic.
 MODEL = BASE.replace(num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8)
 CONFIG = EngineConfig(
@@ -121,6 +124,37 @@ def test_closing_leaves_no_process(process: JetStreamProcess) -> None:
     asyncio.run(caught())
     assert server.process.poll() == 0
     assert not folder.exists()
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from clawgym_jax.serving.jetstream_process import JetStreamProcess
+from tests.serving.test_jetstream_process import CONFIG, MODEL
+with JetStreamProcess(Path(sys.argv[1]), MODEL, CONFIG) as process:
+    print(process._server.process.pid, process._folder, flush=True)
+    time.sleep(300)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_killed_owner_leaves_neither_server_nor_files(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", MODEL, PARAMS)
+    command = [sys.executable, "-c", OWNER, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as owner:
+        assert owner.stdout is not None
+        pid, left = owner.stdout.readline().split()
+        assert alive(int(pid)) and Path(left).exists()
+        owner.kill()
+    until(lambda: not alive(int(pid)), seconds=60)
+    assert not Path(left).exists()
 
 
 def test_a_server_that_cannot_start_says_why(

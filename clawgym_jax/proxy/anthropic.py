@@ -67,7 +67,7 @@ class AnthropicMessages:
             stop_strings=strings_of(body.get("stop_sequences"), "stop_sequences"),
             stream=flag(body, "stream"),
             include_usage=True,
-            show_thinking=isinstance(thinking, Mapping) and thinking.get("type") != "disabled",
+            show_thinking=isinstance(thinking, dict) and thinking.get("type") != "disabled",
             requested=sampling_asked(body, tools.left_out),
             headers=headers,
         )

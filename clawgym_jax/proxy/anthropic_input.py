@@ -69,7 +69,7 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     if description := optional_text(tool, "description"):
         function["description"] = description
     schema = tool.get("input_schema") or {"type": "object", "properties": {}}
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, dict):
         raise invalid('"input_schema" to be an object', schema)
     return {"type": "function", "function": {**function, "parameters": schema}}
 
@@ -83,7 +83,7 @@ def _system_text(system: Any) -> str:
 
 
 def _turns_of_message(message: Any, deferred: Functions) -> list[Turn]:
-    role = message.get("role") if isinstance(message, Mapping) else None
+    role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system", "developer"):
         raise invalid('a message with role "user", "assistant" or "system"', message)
     content = message.get("content")
@@ -103,7 +103,7 @@ def _user(blocks: list[Any], deferred: Functions) -> list[Turn]:
     turns: list[Turn] = []
     texts: list[str] = []
     for block in blocks:
-        if isinstance(block, Mapping) and block.get("type") == "tool_result":
+        if isinstance(block, dict) and block.get("type") == "tool_result":
             if texts:
                 turns.append(Turn("user", "\n".join(texts)))
                 texts = []
@@ -123,7 +123,7 @@ def _result(content: Any, deferred: Functions) -> str:
         return flat_text(content)
     texts = []
     for block in content:
-        if isinstance(block, Mapping) and block.get("type") == "tool_reference":
+        if isinstance(block, dict) and block.get("type") == "tool_reference":
             name = optional_text(block, "tool_name")
             known = deferred.get(name)
             texts.append(json.dumps(known, ensure_ascii=False) if known else name)
@@ -141,7 +141,7 @@ def _assistant(content: Any) -> Turn:
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     for block in content:
-        kind = block.get("type") if isinstance(block, Mapping) else None
+        kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
             arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
             name = named(block, "a tool_use block")["name"]

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 
 from clawgym_jax.proxy.faults import FaultKind, RequestFault, invalid
@@ -31,7 +32,7 @@ async def read_json(http: HttpRequest, limit_bytes: int) -> Mapping[str, Any]:
     raw = await _read(http, limit_bytes)
     if encoding in _WINDOW_BITS:
         raw = _inflate(raw, encoding, limit_bytes)
-    return _object_of(raw)
+    return object_of(raw)
 
 
 async def _read(http: HttpRequest, limit_bytes: int) -> bytes:
@@ -69,7 +70,19 @@ def _too_large(limit_bytes: int) -> RequestFault:
     )
 
 
-def _object_of(raw: bytes) -> Mapping[str, Any]:
+def object_of(raw: bytes) -> Mapping[str, Any]:
+    """The JSON object of a body, by the fast parser; what it refuses, the slow one explains."""
+    try:
+        body = _FAST.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return slow_object_of(raw)
+    if not isinstance(body, dict):
+        raise invalid("a JSON object as body", body)
+    return body
+
+
+def slow_object_of(raw: bytes) -> Mapping[str, Any]:
+    """By the standard library: mends half surrogates, and says what is wrong."""
     try:
         body = _DECODER.decode(raw.decode("utf-8"))
         if not isinstance(body, dict):
@@ -83,6 +96,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+_FAST = msgspec.json.Decoder()
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 

@@ -47,11 +47,11 @@ def arguments_of(text: str) -> str:
 
 def _grammar(form: Any) -> str:
     """Responses writes the grammar into the format, Chat Completions one level deeper."""
-    if form is None or (isinstance(form, Mapping) and form.get("type", "text") == "text"):
+    if form is None or (isinstance(form, dict) and form.get("type", "text") == "text"):
         return ""
-    if isinstance(form, Mapping):
+    if isinstance(form, dict):
         inner = form.get("grammar", form)
-        if isinstance(inner, Mapping) and isinstance(inner.get("definition"), str):
+        if isinstance(inner, dict) and isinstance(inner.get("definition"), str):
             return (
                 f"The input follows this {inner.get('syntax', '')} grammar:\n{inner['definition']}"
             )

@@ -57,7 +57,7 @@ class OpenAIChat:
             max_tok=limit_of(body, "max_completion_tokens", "max_tokens"),
             stop_strings=strings_of(body.get("stop"), "stop"),
             stream=flag(body, "stream"),
-            include_usage=bool(isinstance(options, Mapping) and options.get("include_usage")),
+            include_usage=bool(isinstance(options, dict) and options.get("include_usage")),
             requested=sampling_asked(body),
             headers=headers,
             tool_forms={
@@ -134,8 +134,8 @@ def _require_served(body: Mapping[str, Any]) -> None:
 
 
 def _turn(message: Any) -> Turn | None:
-    role = message.get("role") if isinstance(message, Mapping) else None
-    content = message.get("content") if isinstance(message, Mapping) else None
+    role = message.get("role") if isinstance(message, dict) else None
+    content = message.get("content") if isinstance(message, dict) else None
     if role in ("system", "developer"):
         text = without_billing([flat_text(content, _TEXT)])
         return Turn("system", text) if text else None
@@ -161,7 +161,7 @@ def _assistant(message: Mapping[str, Any], content: Any) -> Turn:
 
 
 def _tool_call(call: Any) -> ToolCall:
-    if not isinstance(call, Mapping):
+    if not isinstance(call, dict):
         raise invalid("a tool call", call)
     call_id = str(call.get("id", ""))
     if call.get("type") == "custom":
@@ -175,7 +175,7 @@ def _tool_call(call: Any) -> ToolCall:
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, Mapping):
+    if not isinstance(tool, dict):
         raise invalid("a tool", tool)
     if tool.get("type") == "custom":
         custom = named(tool.get("custom"), "a custom tool")

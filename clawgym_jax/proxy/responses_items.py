@@ -60,7 +60,7 @@ class _Reader:
     calls: list[ToolCall] = field(default_factory=list)
 
     def read(self, item: Any) -> None:
-        if not isinstance(item, Mapping):
+        if not isinstance(item, dict):
             raise invalid("an input item", item)
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":

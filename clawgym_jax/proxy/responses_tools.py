@@ -45,7 +45,7 @@ class Toolbox:
         functions = []
         spaces = []
         for tool in tools:
-            kind = tool.get("type") if isinstance(tool, Mapping) else None
+            kind = tool.get("type") if isinstance(tool, dict) else None
             if not isinstance(kind, str):
                 raise invalid('a tool with a "type"', tool)
             if kind in _SERVED:
@@ -66,7 +66,7 @@ class Toolbox:
         about = optional_text(space, "description")
         preface = f"{space['name']}: {about}" if about else ""
         for tool in optional_list(space, "tools"):
-            if not isinstance(tool, Mapping):
+            if not isinstance(tool, dict):
                 raise invalid("a tool in a namespace", tool)
             kind = tool.get("type", "function")
             if kind in _SERVED:

@@ -56,7 +56,7 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
 
 def named(form: Any, what: str) -> Mapping[str, Any]:
     """A form that has a name."""
-    if not isinstance(form, Mapping) or not isinstance(form.get("name"), str) or not form["name"]:
+    if not isinstance(form, dict) or not isinstance(form.get("name"), str) or not form["name"]:
         raise invalid(f"{what} with a name", form)
     return form
 
@@ -75,7 +75,7 @@ def flat_text(content: Any, kinds: Sequence[str] = ("text",)) -> str:
 def block_text(block: Any, kinds: Sequence[str] = ("text",)) -> str:
     if isinstance(block, str):
         return block
-    kind = block.get("type") if isinstance(block, Mapping) else None
+    kind = block.get("type") if isinstance(block, dict) else None
     text = block.get("refusal" if kind == "refusal" else "text") if kind in kinds else None
     if not isinstance(text, str):
         raise invalid(

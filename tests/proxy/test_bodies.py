@@ -11,8 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from clawgym_jax.proxy import ProxyConfig
+from clawgym_jax.proxy.bodies import object_of, slow_object_of
+from clawgym_jax.proxy.faults import RequestFault
 from tests.proxy.support import Stage, stage
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Do it."}]}).encode()
@@ -207,3 +211,37 @@ def test_the_key_in_either_header() -> None:
                 assert (await s.http.get(url, headers=headers)).status_code == status, headers
 
     asyncio.run(run())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=())),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=5), st.booleans())
+@settings(max_examples=300)
+def test_both_parsers_read_the_same(body: dict[str, Any], ascii_only: bool) -> None:
+    raw = json.dumps(body, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    try:
+        expected: Any = slow_object_of(raw)
+    except RequestFault as fault:
+        with pytest.raises(RequestFault) as found:
+            object_of(raw)
+        assert found.value.message == fault.message
+    else:
+        found_body = object_of(raw)
+        assert found_body == expected and json.dumps(found_body) == json.dumps(expected)
+
+
+@given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
+def test_both_parsers_refuse_the_same(raw: bytes) -> None:
+    results: list[Any] = []
+    for parse in (object_of, slow_object_of):
+        try:
+            results.append(parse(raw))
+        except RequestFault as fault:
+            results.append(fault.message)
+    assert results[0] == results[1]

@@ -3,7 +3,7 @@
 The stock orchestrator cannot carry what a request is (its prompts end at 32768 tokens and longer
 ones are cut silently; it knows no sampling parameters). So its prompt is a handle, its prefix an
 entry of the table here, its slot a row number: the batcher gives the real slot, prefills and
-decodes, all inside `generate`. Steps that the orchestrator has not read yet: at most one.
+decodes, all inside `generate`. A step begins when at most one is left that nobody has read.
 Not here: batching (`batcher`), what a row says (`jetstream_rows`), threads (the orchestrator's).
 Invariants: no method that the orchestrator calls raises; the batcher is touched inside `generate`
 only, or under the lock while no request is in it; a failure ends the requests in the batcher alone.
@@ -139,6 +139,7 @@ class JetStreamEngine:
             for entry in [*self._known.values(), *self._at.values()]:
                 if not entry.ended:
                     entry.error = error
+            self._known = {h: entry for h, entry in self._known.items() if not entry.forgotten}
             self._at.clear()
             self._parked.clear()
             self._owners.clear()

@@ -78,21 +78,18 @@ class Host:
             restarting = self._restarting
         if restarting is not None:
             restarting.join()
-        self._stop(EngineRestarted("the driver was closed"), closed=True)
+        self._driver.stop()
+        self._engine.reset(EngineRestarted("the driver was closed"), closed=True)
+        with self._lock:
+            calls = list(self._calls.values())
+        for call in calls:
+            call.end()
 
     # --- life of the orchestrator ------------------------------------------------------------
 
     def _start(self) -> None:
         self._driver = jetstream_shim.start_driver(self._engine, self._on_failure)
         self._orchestrator = self._orchestrators.LLMOrchestrator(self._driver)
-
-    def _stop(self, error: EngineRestarted, closed: bool) -> None:
-        self._driver.stop()
-        self._engine.reset(error, closed)
-        with self._lock:
-            calls = list(self._calls.values())
-        for call in calls:
-            call.end()
 
     def _on_failure(self, error: Exception) -> None:
         """Called by the failing thread, which `stop` waits for: another one has to restart."""
@@ -107,11 +104,15 @@ class Host:
     def _restart(self, error: Exception) -> None:
         why = EngineRestarted(f"JetStream's orchestrator failed and was restarted: {error!r}")
         self._engine.stats.restarts += 1
-        self._stop(why, closed=False)
+        self._driver.stop()
+        self._engine.reset(why)
         with self._lock:
             self._restarting = None
+            lost = list(self._calls.values())  # also those that came to it after it had stopped
             if not self._closed:
                 self._start()
+        for call in lost:
+            call.end()
 
 
 def handle_of(request: Any) -> int:

@@ -344,7 +344,17 @@ def test_a_failing_thread_of_the_orchestrator_restarts_it(
             raise RuntimeError("a fault of its own")
         return insert(prefix, state, slot)
 
+    reset, late = here._engine.reset, []
+
+    def with_a_late_comer(error: Exception, closed: bool = False) -> None:
+        reset(error, closed)
+        if not closed:
+            before, job = set(here._host._calls), go(here, "late", prompt_of(2, 8))
+            late.append(asyncio.run_coroutine_threadsafe(job, here._loop))
+            until(lambda: bool(set(here._host._calls) - before))
+
     monkeypatch.setattr(here._engine, "insert", broken)
+    monkeypatch.setattr(here._engine, "reset", with_a_late_comer)
 
     async def play() -> list[Any]:
         jobs = [go(here, name, prompt_of(1, 8), max_tok=50) for name in ("beside", "unlucky")]
@@ -352,6 +362,8 @@ def test_a_failing_thread_of_the_orchestrator_restarts_it(
 
     done = asyncio.run(play())
     assert isinstance(done[1], EngineRestarted) and "a fault of its own" in str(done[1])
+    with pytest.raises(EngineRestarted, match="broke off"):
+        late[0].result(60)
     until(lambda: here._host._restarting is None)
     assert len(asyncio.run(go(here, "next", prompt_of(1, 8))).ids) == 9
 

@@ -54,7 +54,8 @@ class JetStreamDriver(Front):
     async def _answer(self, ask: Ask) -> Completion:
         request = request_of(ask)
         entry = self._engine.submit(request)
-        self._handle_is(ask, entry.handle)
+        if self._handle_is(ask, entry.handle):
+            self._cancel_handle(entry.handle)
         reader = Reader()
         try:
             message = jetstream_shim.wire().request(entry.handle, ask.params.max_tok)

@@ -142,12 +142,12 @@ class Front(abc.ABC):
             with self._lock:
                 self._pool.pop(ask.request_id, None)
 
-    def _handle_is(self, ask: Ask, handle: int) -> None:
+    def _handle_is(self, ask: Ask, handle: int) -> bool:
+        """From now on `cancel` finds it. Returns whether it was cancelled before."""
         with self._lock:
             cancelled = self._pool[ask.request_id] == _CANCELLED
             self._pool[ask.request_id] = handle
-        if cancelled:
-            self._cancel_handle(handle)
+        return cancelled
 
     # --- closing -----------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class JetStreamProcess(Front):
             engine=config,
             mesh=mesh or ServingMeshConfig(),
             strings=strings,
+            scratch=str(self._folder),
         )
         self._lives = 0
         self._weights: tuple[Path, int] | None = None  # published last
@@ -103,10 +104,8 @@ class JetStreamProcess(Front):
     async def _exchange(self, ask: Ask, dropped: asyncio.Event) -> Completion:
         server, reply = await self._put(jetstream_side.pack_ask(ask))
         handle = jetstream_side.unpack(reply)["handle"]
-        if dropped.is_set():
+        if dropped.is_set() or self._handle_is(ask, handle):
             await self._send_cancel(handle)
-        else:
-            self._handle_is(ask, handle)
         reader = Reader()
         await server.decode(handle, ask.params.max_tok, reader)
         taken = await server.call(jetstream_side.TAKE, jetstream_side.pack(handle=handle))

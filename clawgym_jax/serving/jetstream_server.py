@@ -143,8 +143,8 @@ async def serve(spec: ServerSpec) -> None:
     finally:
         await asyncio.to_thread(ours.close)
         await server.stop(_STOP_GRACE_S)
-        # Also the supervisor's to remove, but it may have been killed.
-        await asyncio.to_thread(shutil.rmtree, Path(spec.socket).parent, ignore_errors=True)
+        if spec.scratch:
+            await asyncio.to_thread(shutil.rmtree, spec.scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class ServerSpec:
     engine: EngineConfig
     mesh: ServingMeshConfig
     strings: bool = False  # decode with the folder's tokenizer.json, for stop strings
+    scratch: str = ""  # a folder to remove at the end: its owner may have been killed
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from clawgym_jax.core.errors import EngineRestarted, NoWeights, SamplerError
-from clawgym_jax.core.types import Finish
 from clawgym_jax.serving import jetstream_rows, jetstream_shim
 from clawgym_jax.serving.batcher import Batcher
 from clawgym_jax.serving.engine import Engine
 from clawgym_jax.serving.jetstream_entry import Entry, Tokenizer
 from clawgym_jax.serving.request import DriverStats, Finished, Request
+from clawgym_jax.serving.rounds import Rounds
 from clawgym_jax.serving.state import SwapPolicy
 
 PREFILL_TOK = 16  # the orchestrator's shortest prompt: BOS, the handle, padding
@@ -49,16 +49,14 @@ class JetStreamEngine:
     ) -> None:
         """decode: ids -> text, needed for stop strings only. swap_policy: else the engine's."""
         self.engine = engine
-        self._swap_policy = swap_policy or engine.config.swap_policy
         self._batcher = Batcher(engine, decode)
         self._wake = threading.Condition()
+        policy = swap_policy or engine.config.swap_policy
+        self._rounds = Rounds(self._batcher, policy, self._wake, self._end_all)
         self._handles = itertools.count(1)
         self._known: dict[int, Entry] = {}  # by handle, until forgotten
         self._at: dict[int, Entry] = {}  # by the orchestrator's slot, until their last row
-        self._parked: list[Request] = []  # inserted, waiting for a real slot
-        self._taken: list[Request] = []  # chosen, not yet in the batcher
         self._owners: dict[Request, Entry] = {}
-        self._pending: tuple[Any, int] | None = None
         self._inside = False  # of generate
         self._unread = 0  # steps that nobody has handed out yet
         self._coming = 0  # prefilled, not inserted
@@ -81,7 +79,7 @@ class JetStreamEngine:
         with self._wake:
             if self._gone is not None:
                 raise self._gone
-            if self.version == 0 and self._pending is None:
+            if self.version == 0 and self._rounds.pending is None:
                 raise NoWeights("no weights were published yet; publish before sampling")
             entry = Entry(next(self._handles), request)
             self._known[entry.handle] = entry
@@ -114,19 +112,15 @@ class JetStreamEngine:
 
     def publish(self, params: Any, version: int) -> None:
         """Swaps by the policy, at a step boundary; blocks until `version` is served."""
-        if version <= self.version:
-            raise ValueError(
-                f"versions rise: version {self.version} is served already, got {version}"
-            )
+        self._rounds.require_newer(version)
         loaded = self.engine.load_params(params)
         with self._wake:
             if self._gone is not None:
                 raise self._gone
-            if self._pending is not None:
-                raise ValueError(f"version {self._pending[1]} is being published; wait for it")
-            self._pending = (loaded, version)
+            self._rounds.require_newer(version)
+            self._rounds.pending = (loaded, version)
             if not self._inside and not self._at:
-                self._swap_if_due()
+                self._rounds.swap_if_due()
             self._wake.wait_for(lambda: self.version >= version or self._gone is not None)
             if self.version < version:
                 raise EngineRestarted("the driver was closed during a weight swap")
@@ -141,13 +135,13 @@ class JetStreamEngine:
                     entry.error = error
             self._known = {h: entry for h, entry in self._known.items() if not entry.forgotten}
             self._at.clear()
-            self._parked.clear()
+            self._rounds.waiting.clear()
             self._owners.clear()
-            self._taken = []
+            self._rounds.taken = []
             self._inside, self._unread, self._coming = False, 0, 0
             if not closed:
                 self._batcher.reset()
-                self._swap_if_due()
+                self._rounds.swap_if_due()
             self._wake.notify_all()
 
     # --- JetStream's Engine ------------------------------------------------------------------
@@ -194,7 +188,7 @@ class JetStreamEngine:
             prefix.slot = slot
             self._at[slot] = prefix
             if prefix.request is not None and not prefix.ended:
-                self._parked.append(prefix.request)
+                self._rounds.waiting.append(prefix.request)
         return decode_state
 
     def generate(self, params: Any, decode_state: Any) -> tuple[Any, Any]:
@@ -202,14 +196,14 @@ class JetStreamEngine:
         self._begin()
         start_s = time.perf_counter()
         try:
-            self._turn()
+            self._rounds.turn()
         except Exception as error:
             self._fail(error)
         end_s = self._since_s = time.perf_counter()
         self.stats.busy_s += end_s - start_s
         with self._wake:
             if not self._batcher.busy:  # what just ended may have been what a swap waited for
-                self._swap_if_due()
+                self._rounds.swap_if_due()
             rows = self._rows()
             self._unread += 1
             self._inside, self._idle = False, not self._at
@@ -233,47 +227,6 @@ class JetStreamEngine:
             self._unread = max(self._unread - 1, 0)  # after a reset an old step may be read
             self._wake.notify_all()
 
-    def _turn(self) -> None:
-        self._swap_if_due()
-        self._reap()
-        while self._pending is None and self._take():
-            self._batcher.admit(self._taken)
-            self._taken = []
-            self._end_all(self._batcher.advance())
-        if self._batcher.filling:
-            self._end_all(self._batcher.advance())
-        if self._batcher.running:
-            self._end_all(self._batcher.step())
-
-    def _take(self) -> bool:
-        """Takes the next parked requests that there is room for."""
-        with self._wake:
-            self._taken = self._batcher.choose(self._parked) if self._parked else []
-            for request in self._taken:
-                self._parked.remove(request)
-        return bool(self._taken)
-
-    def _reap(self) -> None:
-        """Ends cancelled requests, parked or running."""
-        with self._wake:
-            gone = [r for r in self._parked if r.cancelled]
-            for request in gone:
-                self._parked.remove(request)
-        self._end_all([(r, r.completion(Finish.ABORT)) for r in gone])
-        stopped = [r for r in self._batcher.requests() if r.cancelled]
-        if stopped:
-            self._end_all(self._batcher.stop(stopped))
-
-    def _swap_if_due(self) -> None:
-        if self._pending is None or (self._batcher.busy and self._swap_policy == "drain"):
-            return
-        if self._batcher.busy and self._swap_policy == "abort":
-            self._end_all(self._batcher.stop(self._batcher.requests()))
-        with self._wake:
-            (params, version), self._pending = self._pending, None
-            self._batcher.swap(params, version)
-            self._wake.notify_all()
-
     def _end_all(self, finished: Sequence[Finished]) -> None:
         with self._wake:
             for request, completion in finished:
@@ -284,11 +237,11 @@ class JetStreamEngine:
         self.stats.restarts += 1
         why = EngineRestarted(f"the engine failed and was restarted: {error!r}")
         with self._wake:
-            for request in {*self._taken, *self._batcher.requests()}:
+            for request in self._rounds.in_engine():
                 entry = self._owners.pop(request, None)
                 if entry is not None:
                     entry.error = why
-            self._taken = []
+            self._rounds.taken = []
         try:
             self._batcher.reset()
         except Exception as fatal:  # no memory for empty slots: nothing can be served any more
@@ -297,7 +250,7 @@ class JetStreamEngine:
     def _give_up(self, error: SamplerError) -> None:
         with self._wake:
             self._gone = error
-            self._parked.clear()
+            self._rounds.waiting.clear()
             self._owners.clear()
             for entry in self._known.values():
                 entry.error = entry.error or error

@@ -1,7 +1,7 @@
 """What both JetStream drivers show to their users: a `Sampler` on an event loop of its own.
 
-Requests are checked here, before anything of them reaches the orchestrator, which would cut a long
-prompt silently. The loop lives in a thread, because the orchestrator kills its process when a
+Requests are checked (`asking`) before anything of them reaches the orchestrator, which would cut a
+long prompt silently. The loop lives in a thread, because the orchestrator kills its process when a
 client's loop is closed with a request in flight.
 Not here: how a request is answered (`jetstream_driver` in process, `jetstream_process` over gRPC).
 Invariant: a request ends once, with a Completion or a typed error, also when the driver is closed.
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import itertools
 import threading
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
-from clawgym_jax.core.errors import EngineRestarted, Overlong, SamplerError
+from clawgym_jax.core.errors import EngineRestarted, SamplerError
 from clawgym_jax.core.types import Completion, SamplingParams, Stop
+from clawgym_jax.serving.asking import Asking
 from clawgym_jax.serving.request import DriverStats
 
 _COMING, _CANCELLED = 0, -1  # in place of a handle that is not known yet
@@ -36,15 +36,12 @@ class Ask:
     forced: np.ndarray | None = None  # i32[C]: the ids to score
 
 
-class Front(abc.ABC):
+class Front(Asking):
     """Implements core.interfaces.Sampler on top of `_answer`. Use as a context manager."""
 
     def __init__(self, vocabulary: int, window_tok: int, strings: bool) -> None:
         """strings: whether the engine can decode, for stop strings."""
-        self._vocabulary = vocabulary
-        self._window_tok = window_tok
-        self._strings = strings
-        self._scores = itertools.count()
+        super().__init__(vocabulary, window_tok, strings)
         self._pool: dict[str, int] = {}  # request id -> handle, or one of the two above
         self._lock = threading.Lock()
         self._closed = False
@@ -76,24 +73,6 @@ class Front(abc.ABC):
     def stats(self) -> DriverStats:
         """Counters since the start."""
 
-    async def sample(
-        self, request_id: str, prompt_ids: np.ndarray, params: SamplingParams, stop: Stop
-    ) -> Completion:
-        """See core.interfaces.Sampler. Cancelling the awaiting task cancels the request."""
-        if stop.strings and not self._strings:
-            raise SamplerError("stop strings need a driver with `decode`; pass the tokenizer's")
-        return await self._submit(request_id, prompt_ids, params, stop, None)
-
-    async def score(
-        self, prompt_ids: np.ndarray, ids: np.ndarray, temperature: float = 1.0
-    ) -> Completion:
-        """Log-probs that the current weights give `ids` after `prompt_ids`."""
-        forced = np.asarray(ids, np.int32)
-        if not len(forced):
-            raise SamplerError("score needs at least one token id, got none")
-        params = SamplingParams(temperature=temperature, max_tok=len(forced))
-        return await self._submit(f"score-{next(self._scores)}", prompt_ids, params, Stop(), forced)
-
     def cancel(self, request_id: str) -> None:
         """The request's `sample` returns what it has, with finish=abort, within two steps."""
         with self._lock:
@@ -106,13 +85,11 @@ class Front(abc.ABC):
     async def _submit(
         self,
         request_id: str,
-        prompt_ids: np.ndarray,
+        prompt: np.ndarray,
         params: SamplingParams,
         stop: Stop,
         forced: np.ndarray | None,
     ) -> Completion:
-        prompt = np.ascontiguousarray(prompt_ids, np.int32)
-        self._check(prompt, forced)
         with self._lock:
             if self._closed:
                 raise EngineRestarted("the driver is closed; start a new one")
@@ -122,18 +99,6 @@ class Front(abc.ABC):
             ask = Ask(request_id, prompt, params, stop, forced)
             answer = asyncio.run_coroutine_threadsafe(self._answered(ask), self._loop)
         return await asyncio.wrap_future(answer)
-
-    def _check(self, prompt: np.ndarray, forced: np.ndarray | None) -> None:
-        if prompt.ndim != 1 or not len(prompt):
-            raise SamplerError(f"expected a prompt of token ids [P], P >= 1, got {prompt.shape}")
-        for name, ids in (("prompt", prompt), ("scored", forced)):
-            if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocabulary:
-                raise SamplerError(
-                    f"expected {name} token ids in [0, {self._vocabulary}), got {ids.min()} to "
-                    f"{ids.max()}: is it the tokenizer of another model?"
-                )
-        if len(prompt) + (len(forced) if forced is not None else 1) > self._window_tok:
-            raise Overlong(len(prompt), self._window_tok)
 
     async def _answered(self, ask: Ask) -> Completion:
         try:

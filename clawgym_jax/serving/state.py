@@ -45,7 +45,7 @@ class EngineConfig:
     page_tok: int = 64  # of the pool
     prefill_budget_tok: int = 1 << 20  # prefilled between two steps that decode; whole chunks
     routing: bool = False  # completions carry the experts of every token
-    swap_policy: SwapPolicy = "drain"  # of requests in flight: see native_driver
+    swap_policy: SwapPolicy = "drain"  # of requests in flight: see rounds
 
     def check(self) -> None:
         """Raises ConfigError. Not when it is made: overrides change one field after another."""

@@ -279,7 +279,7 @@ def test_a_swap_under_a_request_says_so(policy: Any, monkeypatch: pytest.MonkeyP
             task = asyncio.create_task(go(driver, "under", prompt, max_tok=12))
             assert await asyncio.to_thread(held.reached.wait, 60)
             swap = asyncio.create_task(asyncio.to_thread(driver.publish, OTHER, 2))
-            await asyncio.to_thread(until, lambda: driver._engine._pending is not None)
+            await asyncio.to_thread(until, lambda: driver._engine._rounds.pending is not None)
             held.go_on.set()
             await swap
             return await task

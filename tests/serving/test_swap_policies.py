@@ -53,7 +53,7 @@ def swapped_under(
         task = asyncio.create_task(go(driver, "long", prompt, max_tok=40))
         assert await asyncio.to_thread(reached.wait, 60)
         swap = asyncio.create_task(asyncio.to_thread(driver.publish, OTHER, 2))
-        while driver._pending is None:  # noqa: ASYNC110
+        while driver._rounds.pending is None:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         published.set()
         done = await task
@@ -64,7 +64,7 @@ def swapped_under(
 
 
 def test_policies(driver: NativeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = driver._swap_policy
+    policy = driver._rounds.policy
     prompt = prompt_of(9, 10)
     done = swapped_under(driver, monkeypatch, prompt)
     versions = done.versions.tolist()

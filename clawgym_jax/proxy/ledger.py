@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clawgym_jax.core.errors import LedgerError
+from clawgym_jax.core.ids import common_prefix
 from clawgym_jax.core.types import CallRecord, Span
 
 
@@ -40,14 +41,6 @@ class PromptLedger:
                 f"{what}: {self.shared_tok} shared + {self.spliced_tok} spliced + "
                 f"{self.encoded_tok} encoded tokens, expected {self.prompt_tok} in all"
             )
-
-
-def common_prefix(left: np.ndarray, right: np.ndarray) -> int:
-    """Length of the longest common prefix of two i32 vectors."""
-    length = min(left.size, right.size)
-    differs = left[:length] != right[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
 
 
 def longest_shared(prompt: np.ndarray, earlier: Sequence[np.ndarray]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clawgym_jax.proxy.ledger import common_prefix
+from clawgym_jax.core.ids import common_prefix
 
 
 @dataclass(slots=True, eq=False)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from clawgym_jax.core.ids import common_prefix
+
 
 @dataclass(slots=True, eq=False)
 class _Node:
@@ -141,12 +143,3 @@ def _closest(node: _Node, tokens: np.ndarray) -> tuple[_Node | None, int]:
         if common > best[1]:
             best = (child, common)
     return best
-
-
-def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    n = min(len(a), len(b))
-    if n == 0 or a[0] != b[0]:
-        return 0
-    differ = a[:n] != b[:n]
-    first = int(differ.argmax())
-    return first if differ[first] else n

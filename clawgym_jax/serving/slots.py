@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clawgym_jax.serving.prefix_cache import PrefixCache, common_prefix
+from clawgym_jax.core.ids import common_prefix
+from clawgym_jax.serving.prefix_cache import PrefixCache
 from clawgym_jax.serving.state import Room
 
 NO_TOKENS = np.zeros(0, np.int32)

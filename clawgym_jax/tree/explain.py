@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clawgym_jax.core.ids import common_prefix
 from clawgym_jax.core.types import CallRecord
 
 Decode = Callable[[np.ndarray], str]
@@ -69,7 +70,7 @@ def explain(
     """
     old = np.concatenate([earlier.prompt_ids, earlier.completion.ids])
     new = later.prompt_ids
-    shared = _common(old, new)
+    shared = common_prefix(old, new)
     if shared == old.size:
         return Explanation(earlier.call_id, later.call_id, True, shared, int(old.size))
     ours, theirs = _messages(old, turn_start_id), _messages(new, turn_start_id)
@@ -135,7 +136,7 @@ def _among(message: np.ndarray, others: Sequence[np.ndarray]) -> bool:
 
 def _starts_alike(one: np.ndarray, other: np.ndarray) -> bool:
     """The same role: the ids up to the message's text agree (start, role, line break)."""
-    return _common(one, other) >= min(3, one.size)
+    return common_prefix(one, other) >= min(3, one.size)
 
 
 def _role(message: np.ndarray, decode: Decode, turn_start_id: int) -> str:
@@ -148,13 +149,6 @@ def _role(message: np.ndarray, decode: Decode, turn_start_id: int) -> str:
 def _shown(ids: np.ndarray, decode: Decode) -> str:
     text = decode(ids[:_SHOWN_CHARS])
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Length of the common prefix."""
-    length = min(one.size, other.size)
-    differs = np.flatnonzero(one[:length] != other[:length])
-    return int(differs[0]) if differs.size else length
 
 
 def explain_chains(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clawgym_jax.core.errors import RecordError
+from clawgym_jax.core.ids import common_prefix
 from clawgym_jax.core.types import CallRecord, Span
 
 ROOT = 0
@@ -91,7 +92,7 @@ class PrefixTree:
             child = self._context_child(at, int(prompt[i]))
             if child is None:
                 return i
-            common = _common(self.segments[child].tokens, prompt[i:])
+            common = common_prefix(self.segments[child].tokens, prompt[i:])
             i += common
             if common < len(self.segments[child].tokens):
                 return i
@@ -114,7 +115,7 @@ class PrefixTree:
             child = self._context_child(at, int(prompt[i]))
             if child is None:
                 return self._append(at, prompt[i:], CONTEXT), through
-            common = _common(self.segments[child].tokens, prompt[i:])
+            common = common_prefix(self.segments[child].tokens, prompt[i:])
             at = self._split(child, common)
             i += common
         return at, through
@@ -170,10 +171,3 @@ def build_tree(calls: Sequence[CallRecord]) -> PrefixTree:
     for call in calls:
         tree.add(call)
     return tree
-
-
-def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the common prefix of two token arrays."""
-    n = min(len(a), len(b))
-    differ = np.nonzero(a[:n] != b[:n])[0]
-    return int(differ[0]) if len(differ) else n

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from clawgym_jax.core.ids import common_prefix
 from clawgym_jax.core.interfaces import Harness
 from clawgym_jax.core.types import Role
 from clawgym_jax.harness.claude_code import ClaudeCode
@@ -55,6 +56,23 @@ def test_a_real_harness_works_through_the_proxy(
     assert roles_of(played) == [Role.MAIN] * 2
     assert {each.chain for each in played.calls} == {"main"}
     assert "/workspace\nsandbox\nagent" in played.stagehand.prompts[1]
+
+
+@pytest.mark.parametrize("harness", [each.values[0] for each in HARNESSES], ids=lambda h: h.name)
+def test_rollouts_of_a_task_share_their_first_prompt(harness: Harness, tmp_path: Path) -> None:
+    """All of it but a time of day: what a GRPO group packs once. `pytest -s` prints the lengths."""
+    calls = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir(mode=0o700)
+        played = perform(
+            harness, Part("ALPHA", ["Done."]), instruction="Task ALPHA: done.", base=folder
+        )
+        calls.append(played.calls[0])
+    one, two = calls
+    shared = common_prefix(one.prompt_ids, two.prompt_ids)
+    print(f"{harness.name}: {shared} of {one.prompt_tok} tokens shared")
+    assert shared > 0.95 * max(one.prompt_tok, two.prompt_tok)
 
 
 def test_a_harness_that_never_called_us_is_seen(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """An append-only file of records that survives kill -9 at any byte.
 
-A frame is: u32 length, u32 crc32 of the payload, payload (see `wire`). One `os.write` per frame, so
-what a killed process wrote before the kill is in the file. Opening for append cuts a torn tail;
+A frame is: u32 length, u32 crc32 of the payload, payload (see `wire`). One `os.writev` per frame,
+so what a killed process wrote before the kill is in the file. Opening for append cuts a torn tail;
 reading stops before it, so a log can be read while it is written. Not here: what records mean.
 Invariant: the sequence read back is always a prefix of the sequence appended.
 """
@@ -57,15 +57,15 @@ class RecordLog:
         payload = wire.encode(record)
         if len(payload) > MAX_RECORD_BYTES:
             raise RecordError(f"a record of {len(payload)} bytes exceeds {MAX_RECORD_BYTES}")
-        frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+        head = _HEAD.pack(len(payload), zlib.crc32(payload))
         with self._lock:
             try:
-                _write_all(self._fd, frame)
+                _write_all(self._fd, head, payload)
             except BaseException:
                 os.ftruncate(self._fd, self._end)  # disk full: leave no torn frame in the middle
                 os.lseek(self._fd, self._end, os.SEEK_SET)
                 raise
-            self._end += len(frame)
+            self._end += len(head) + len(payload)
             if self._sync:
                 os.fdatasync(self._fd)
 
@@ -136,7 +136,10 @@ def _valid_end(fd: int, path: Path) -> int:
     return end
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+def _write_all(fd: int, *parts: bytes) -> None:
+    """In one call where the system takes all of it, without a copy of what is to be written."""
+    written = os.writev(fd, parts)
+    if written < sum(map(len, parts)):
+        view = memoryview(b"".join(parts))[written:]
+        while view:
+            view = view[os.write(fd, view) :]

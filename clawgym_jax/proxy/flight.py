@@ -27,7 +27,9 @@ class Flight:
         retry_grace_s: float,
         cancel: Callable[[], None],
         on_outcome: Callable[[str, Delivery], None],
+        on_over: Callable[[Flight], None],
     ) -> None:
+        """on_over: called once, when the flight has failed or has its outcome."""
         self.call_id = call_id
         self.prompt_tok = prompt_tok
         self.outcome = Delivery.PENDING
@@ -37,6 +39,7 @@ class Flight:
         self._retry_grace_s = retry_grace_s
         self._cancel = cancel
         self._on_outcome = on_outcome
+        self._on_over = on_over
         self._clients = 0
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Answer] | None = None
@@ -99,10 +102,13 @@ class Flight:
 
     def _settle_if_expired(self, _: asyncio.Task[Answer]) -> None:
         self.done_s = self.done_s or time.perf_counter()
-        if not self.failed and self.expired:  # `failed` also takes note of an exception
+        if self.failed:  # this also takes note of an exception
+            self._on_over(self)
+        elif self.expired:
             self._decide(self._if_lost)
 
     def _decide(self, outcome: Delivery) -> None:
         if self.outcome is Delivery.PENDING:
             self.outcome = outcome
             self._on_outcome(self.call_id, outcome)
+            self._on_over(self)

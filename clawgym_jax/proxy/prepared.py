@@ -47,8 +47,10 @@ def prompt_key(prepared: Prepared) -> bytes:
     return digest.digest()
 
 
-def repeat_key(prepared: Prepared) -> Hashable:
-    """Equal for requests that ask for the same thing, in a form that one answer fits."""
+def repeat_key(prepared: Prepared, key: bytes) -> Hashable:
+    """Equal for requests that ask for the same thing, in a form that one answer fits.
+
+    key: of its prompt.
+    """
     request = prepared.request
-    limits = (request.max_tok, request.stop_strings, request.carries_raw_calls)
-    return prompt_key(prepared), limits
+    return key, request.max_tok, request.stop_strings, request.carries_raw_calls

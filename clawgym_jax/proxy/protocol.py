@@ -6,8 +6,11 @@ Invariant: nothing behind this seam knows HTTP, sessions or tokens.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
+
+import msgspec
 
 from clawgym_jax.proxy.faults import RequestFault
 from clawgym_jax.proxy.turns import Answer, Request
@@ -44,12 +47,22 @@ class WireProtocol(Protocol):
 
 def dump(value: Any) -> bytes:
     """Compact JSON in UTF-8, on what every reader of lines takes for one line."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    for sign, escape in _LINE_ENDS.items():
-        if sign in text:
-            text = text.replace(sign, escape)
-    return text.encode("utf-8", "replace")
+    try:
+        raw = _FAST.encode(value)
+    except (ValueError, TypeError, OverflowError, RecursionError):  # half surrogates, long integers
+        raw = slow_dump(value)
+    if _MAY_END_LINES.search(raw):
+        for sign, escape in _LINE_ENDS.items():
+            raw = raw.replace(sign, escape)
+    return raw
 
 
+def slow_dump(value: Any) -> bytes:
+    """By the standard library, which takes everything."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+_FAST = msgspec.json.Encoder()
 # JSON escapes the ASCII ones; many readers of event streams split lines at these too.
-_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_LINE_ENDS = {s.encode(): b"\\u%04x" % ord(s) for s in "\x85\u2028\u2029"}
+_MAY_END_LINES = re.compile(rb"\xc2\x85|\xe2\x80[\xa8\xa9]")

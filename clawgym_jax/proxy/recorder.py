@@ -34,7 +34,8 @@ class Recorder:
         self._run_id = run_id
         self._episode_id = episode_id
         self._slots = slots
-        self._calls: dict[str, CallRecord] = {}  # prompts taken out
+        self._calls: dict[str, CallRecord] = {}  # prompts taken out, outcomes not yet in
+        self._outcomes: dict[str, Delivery] = {}
         self._last_of_chain: dict[str, CallRecord] = {}
 
     def __len__(self) -> int:
@@ -81,7 +82,7 @@ class Recorder:
 
     def deliver(self, call_id: str, delivery: Delivery) -> None:
         self._log.append(delivery_frame(call_id, delivery, time.time()))
-        self._calls[call_id] = dataclasses.replace(self._calls[call_id], delivery=delivery)
+        self._outcomes[call_id] = delivery
         if delivery is Delivery.DELIVERED:
             self.turns.mark_delivered(call_id)
 
@@ -89,7 +90,11 @@ class Recorder:
         """By ordinal, whole."""
         ordered = sorted(self._calls.values(), key=lambda call: call.ordinal)
         return tuple(
-            dataclasses.replace(call, prompt_ids=self._slots.prompt_ids(call.ordinal))
+            dataclasses.replace(
+                call,
+                prompt_ids=self._slots.prompt_ids(call.ordinal),
+                delivery=self._outcomes.get(call.call_id, call.delivery),
+            )
             for call in ordered
         )
 

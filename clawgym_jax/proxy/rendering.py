@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
 
 from clawgym_jax.proxy.turns import Turn
@@ -27,10 +27,12 @@ from clawgym_jax.proxy.turns import Turn
 def packed(value: Any) -> bytes:
     """Equal for equal JSON values."""
     try:
-        out: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
-    except (OverflowError, ValueError):  # integers beyond 64 bits, very deep nesting
-        out = json.dumps(value).encode()
-    return out
+        return _PACKER.encode(value)
+    except (OverflowError, RecursionError, ValueError):  # long integers, half surrogates
+        return json.dumps(value).encode()
+
+
+_PACKER = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Stretch:
             [t.role, t.text, t.thinking, [[c.name, c.arguments] for c in t.calls]]
             for t in self.turns
         ]
-        return hashlib.blake2b(packed([self.first, self.tools_key, turns]), digest_size=16).digest()
+        return hashlib.sha256(packed([self.first, self.tools_key, turns])).digest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

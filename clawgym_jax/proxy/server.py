@@ -73,6 +73,7 @@ class ProxyServer:
             ws="none",
             server_header=False,
             date_header=False,
+            proxy_headers=False,
             http=BoundedHttp,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,

@@ -67,8 +67,8 @@ class Session:
         self._renderings = Renderings(codec.cache)
         self._long_work = long_work or (asyncio.Lock(), asyncio.Lock())
         self._calls = Recorder(log, run_id, spec.episode_id, self._slots)
-        self._flights: list[Flight] = []
-        self._flight_of_key: dict[Hashable, Flight] = {}
+        self._flights: dict[Flight, Hashable] = {}  # those that are not over, with their requests
+        self._flight_of_key: dict[Hashable, Flight] = {}  # the newest of each request
         self._quarantine = ""
         self._refusal = FaultKind.INTERNAL  # of requests after a quarantine
         self._closed = False
@@ -131,19 +131,20 @@ class Session:
         """The flight that answers a request: the undelivered one of the same request, or new."""
         if self._closed:
             raise RequestFault(FaultKind.NOT_FOUND, f"episode {self.spec.episode_id} is closed")
-        key = repeat_key(prepared)
+        prompt = prompt_key(prepared)
+        key = repeat_key(prepared, prompt)
         flight = self._flight_of_key.get(key)
         if flight is not None and _joins(flight, prepared.request):
             self.causes["repeat joined"] += 1
         else:
             if flight is not None:
                 flight.supersede()
-            flight = self._start(prepared, key)
+            flight = self._start(prepared, prompt, key)
         flight.attach()
         return flight
 
-    def _start(self, prepared: Prepared, key: Hashable) -> Flight:
-        slot = self._slots.reserve(prepared, prompt_key(prepared))
+    def _start(self, prepared: Prepared, prompt: bytes, key: Hashable) -> Flight:
+        slot = self._slots.reserve(prepared, prompt)
         breaks = self._calls.breaks(prepared, slot)
         self.causes.update(breaks)
         flight = Flight(
@@ -152,11 +153,18 @@ class Session:
             self._config.retry_grace_s,
             lambda: self.spec.sampler.cancel(slot.call_id),
             self._calls.deliver,
+            self._forget,
         )
         self._flight_of_key[key] = flight
-        self._flights.append(flight)
+        self._flights[flight] = key
         flight.launch(self._fly(prepared, slot, breaks, flight))
         return flight
+
+    def _forget(self, flight: Flight) -> None:
+        """It is over: nobody can join it, and what it holds is let go."""
+        key = self._flights.pop(flight, None)
+        if self._flight_of_key.get(key) is flight:
+            del self._flight_of_key[key]
 
     # ---- samples ------------------------------------------------------------------------------
 
@@ -236,7 +244,7 @@ class Session:
 
     async def close(self) -> EpisodeTrace:
         """Waits until the records are settled, cancels what is left, and hands everything over."""
-        for flight in self._flights:
+        for flight in list(self._flights):
             if not flight.has_clients and not flight.done:
                 flight.expire()  # the harness ended: nobody will ask for it again
         await settle(
@@ -246,7 +254,7 @@ class Session:
         )
         self._closed = True
         await self._cancel_rest()
-        for flight in self._flights:
+        for flight in list(self._flights):
             if not flight.failed and flight.outcome is Delivery.PENDING:
                 flight.expire()
         calls = self._calls.calls()

@@ -35,8 +35,8 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._watch is not None
-        self._watch.cancel()
-        await asyncio.wait({self._watch})
+        self._watch.cancel()  # it ends with the next turn of the loop
+        self._watch = None  # its exception knows us: no cycle for the collector to find
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from clawgym_jax.proxy import ProxyConfig
 from clawgym_jax.proxy.bodies import object_of, slow_object_of
 from clawgym_jax.proxy.faults import RequestFault
+from clawgym_jax.proxy.protocol import dump, slow_dump
 from tests.proxy.support import Stage, stage
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Do it."}]}).encode()
@@ -245,3 +246,11 @@ def test_both_parsers_refuse_the_same(raw: bytes) -> None:
         except RequestFault as fault:
             results.append(fault.message)
     assert results[0] == results[1]
+
+
+@given(json_values)
+@settings(max_examples=300)
+def test_both_writers_say_the_same_on_one_line(value: Any) -> None:
+    fast, slow = dump(value), slow_dump(value)
+    assert json.loads(fast) == json.loads(slow)
+    assert len(fast.decode().splitlines()) <= 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from pathlib import Path
 
+import msgspec
 import pytest
 import tokenizers
 
@@ -38,7 +38,7 @@ def test_a_spliced_prompt_is_the_templates_text(model: str) -> None:
     """Sampled turns say what the template would; then every prompt is the template's, id for id."""
     codec = codec_of(model)
     sampled = SampledTurns()
-    plain = tuple(dataclasses.replace(turn, text=turn.text.replace("|", "")) for turn in TALK)
+    plain = tuple(msgspec.structs.replace(turn, text=turn.text.replace("|", "")) for turn in TALK)
     for index, turn in enumerate(plain):
         prompt = compose(codec, sampled, plain[:index], [LOOK]) if index > 1 else None
         if prompt is not None:

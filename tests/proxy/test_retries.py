@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
@@ -107,7 +108,14 @@ def test_a_client_that_left_as_the_sample_came_has_not_got_it(stream: bool) -> N
         async def sample() -> Answer:
             return answer
 
-        flight = Flight("ep.0", 1, 9.0, lambda: None, lambda _, outcome: outcomes.append(outcome))
+        flight = Flight(
+            "ep.0",
+            1,
+            9.0,
+            lambda: None,
+            lambda _, outcome: outcomes.append(outcome),
+            lambda _: None,
+        )
         flight.launch(sample())
         await flight.task
         async with Client(receive, send) as client:
@@ -308,5 +316,30 @@ def test_the_record_is_written_before_the_answer() -> None:
                         assert [c.call_id for c in read_calls(s.log_path)] == ["ep.0"]
                         return
             raise AssertionError("the answer never came")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answered_call_leaves_no_cycles_and_no_flight(stream: bool) -> None:
+    """With 300 agents at once, the collector's passes over them held up everybody's answers."""
+
+    async def run() -> None:
+        async with stage(*map(str, range(6)), config=PATIENT) as s:
+            await s.chat([USER], stream=stream)
+            gc.collect()
+            gc.disable()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            try:
+                for index in range(5):
+                    await s.chat([USER, {"role": "user", "content": str(index)}], stream=stream)
+                gc.collect()
+                left = [type(item).__name__ for item in gc.garbage]
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+                gc.enable()
+            assert not {"Client", "RequestResponseCycle", "CancelledError", "Flight"} & set(left)
+            assert not [item for item in gc.get_objects() if isinstance(item, Flight)]
 
     asyncio.run(run())

@@ -1,40 +1,43 @@
-"""Episodes with rewards -> selected calls -> group advantages -> packed rows -> a TreeBatch.
+"""Episodes with rewards -> selected calls -> advantages -> packed rows -> minibatches.
 
-Not here: the loss itself (`losses`), the model. The token ledger is closed here, on every batch.
-Invariant: 1 / (|B| Z_i) is fixed over the whole batch before rows are split into micro-steps.
-Source: ClawGym II, GRPO objective; the weights W_v of the shared tree-loss law (count once).
+Not here: the loss itself (`losses`), the model, what needs a model (`scored`). The token ledger is
+closed here, on every batch.
+Invariant: the weights W are fixed over a whole minibatch before rows are split into micro-steps.
+Source: ClawGym II, GRPO and PPO objectives; the weights W_v of the shared tree-loss law.
 """
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from clawgym_jax.batch.call_tree import RolloutCalls, rollout_calls
+from clawgym_jax.batch.config import (
+    GRPO,
+    PATH_SUM,
+    PPO,
+    ROLLOUT_MEAN,
+    TOKEN_MEAN,
+    BatchConfig,
+)
+from clawgym_jax.batch.fill import at_calls, at_rollouts, fill
 from clawgym_jax.batch.ledger import SampledLedger, check_ledger
-from clawgym_jax.batch.tree_batch import TreeBatch
-from clawgym_jax.core.errors import ConfigError, LogprobError
-from clawgym_jax.core.types import CallRecord, Episode
-from clawgym_jax.losses.advantage import GroupAdvantages, group_advantages
-from clawgym_jax.tree.filters import OVER_BRANCHING, FilterConfig, Selection, select_calls
-from clawgym_jax.tree.pack import PackConfig, PackedRows, concatenate, pack
+from clawgym_jax.batch.routes import route_disagreement, route_shape, routes_of
+from clawgym_jax.batch.scored import auxiliary
+from clawgym_jax.batch.tree_batch import Minibatch, Part
+from clawgym_jax.core.types import Episode
+from clawgym_jax.losses.advantage import GroupAdvantages, group_advantages, ungraded
+from clawgym_jax.tree.filters import OVER_BRANCHING, Selection, select_calls
+from clawgym_jax.tree.pack import PackedRows, pack
 
-ROLLOUT_MEAN = "rollout_mean"  # W = 1 / (|B| Z_i): the paper's rule, each token once
-TOKEN_MEAN = "token_mean"  # W = 1 / sum_i Z_i
-
-
-@dataclass(frozen=True)
-class BatchConfig:
-    """How episodes become a batch."""
-
-    pack: PackConfig = field(default_factory=PackConfig)
-    filters: FilterConfig = field(default_factory=FilterConfig)
-    weighting: str = ROLLOUT_MEAN
-    scale_by_std: bool = True
-    std_eps: float = 1e-6
+__all__ = [
+    "GRPO", "PATH_SUM", "PPO", "ROLLOUT_MEAN", "TOKEN_MEAN",
+    "BatchConfig", "BatchReport", "build_batch", "build_sft_batch",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,63 +52,69 @@ class BatchReport:
     linear_tok: int  # one row per call would have held this many
     rows: int
     groups: Counter[str]
+    route_disagreement: float = 0.0  # `routes.route_disagreement`; 0 where replay is off
 
 
 def build_batch(
     episodes: Sequence[Episode], config: BatchConfig, minibatches: int = 1, seed: int = 0
-) -> tuple[list[TreeBatch], BatchReport]:
-    """The batches of one reinforcement-learning step. Groups are `record.group_id`.
+) -> tuple[list[Minibatch], BatchReport]:
+    """The minibatches of one reinforcement-learning step. Groups are `record.group_id`.
 
-    Advantages are those of the whole batch; groups are dealt to `minibatches` optimiser steps, |B|
-    and Z being those of a minibatch.
+    GRPO: advantages are those of the whole batch; whole groups are dealt to `minibatches` optimiser
+    steps. PPO: rollouts are dealt one by one; advantages come with `scored.set_values`. |B| and Z
+    are those of a minibatch.
     """
     selections = [select_calls(episode.calls, config.filters) for episode in episodes]
-    rewards = [
-        None if _discarded(selection) else episode.reward
-        for episode, selection in zip(episodes, selections, strict=True)
+    rewards = [episode.reward for episode in episodes]
+    sizes = [_trainable_tok(selection) for selection in selections]
+    # An ungraded rollout is out for that reason, whatever its tree looks like.
+    masked = [
+        OVER_BRANCHING if reward is not None and _discarded(selection) else ""
+        for reward, selection in zip(rewards, selections, strict=True)
     ]
-    groups = group_advantages(
-        rewards,
-        [episode.record.group_id for episode in episodes],
-        [_trainable_tok(selection) for selection in selections],
-        scale_by_std=config.scale_by_std,
-        eps=config.std_eps,
-    )
-    reasons = [
-        OVER_BRANCHING if _discarded(selection) else why
-        for selection, why in zip(selections, groups.out, strict=True)
-    ]
-    parts = _deal(episodes, reasons, minibatches, seed)
-    return _assemble(selections, reasons, parts, groups.advantage, config, groups)
+    if config.algorithm == PPO:
+        groups = _no_groups(ungraded(rewards, sizes, masked))
+        keys: list[Hashable] = list(range(len(episodes)))
+    else:
+        keys = [episode.record.group_id for episode in episodes]
+        groups = group_advantages(rewards, keys, sizes, config.group, masked)
+    dealt = _deal(keys, groups.out, minibatches, seed)
+    return _assemble(selections, rewards, groups, dealt, config)
 
 
 def build_sft_batch(
     episodes: Sequence[Episode], config: BatchConfig, min_reward: float = 0.0
-) -> tuple[TreeBatch, BatchReport]:
+) -> tuple[Minibatch, BatchReport]:
     """The same rows for supervised learning: advantage 1 on episodes with enough reward."""
     selections = [select_calls(episode.calls, config.filters) for episode in episodes]
+    rewards = [episode.reward for episode in episodes]
     reasons = []
-    for episode, selection in zip(episodes, selections, strict=True):
-        if episode.reward is None:
+    for reward, selection in zip(rewards, selections, strict=True):
+        if reward is None:
             reasons.append("no reward")
-        elif episode.reward < min_reward:
+        elif reward < min_reward:
             reasons.append("reward below the cold start's threshold")
         else:
             reasons.append(OVER_BRANCHING if _discarded(selection) else "")
-    ones = np.ones(len(selections), np.float32)
+    everyone = GroupAdvantages(np.ones(len(reasons), np.float32), tuple(reasons), Counter())
     inside = [i for i, reason in enumerate(reasons) if not reason]
-    batches, report = _assemble(selections, reasons, [inside], ones, config, None)
+    batches, report = _assemble(selections, rewards, everyone, [inside], config)
     return batches[0], report
 
 
+def _no_groups(reasons: Sequence[str]) -> GroupAdvantages:
+    counts = Counter(reason for reason in reasons if reason)
+    return GroupAdvantages(np.zeros(len(reasons), np.float32), tuple(reasons), counts)
+
+
 def _deal(
-    episodes: Sequence[Episode], reasons: Sequence[str], minibatches: int, seed: int
+    keys: Sequence[Hashable], reasons: Sequence[str], minibatches: int, seed: int
 ) -> list[list[int]]:
-    """Rollouts in the loss, whole groups at a time in random order, in even parts."""
-    members: dict[str, list[int]] = {}
+    """Rollouts in the loss, those of one key together, in random order, in even parts."""
+    members: dict[Hashable, list[int]] = {}
     for i, reason in enumerate(reasons):
         if not reason:
-            members.setdefault(episodes[i].record.group_id, []).append(i)
+            members.setdefault(keys[i], []).append(i)
     order = list(members.values())
     np.random.default_rng(seed).shuffle(order)
     parts: list[list[int]] = [[] for _ in range(max(1, min(minibatches, len(order))))]
@@ -116,103 +125,78 @@ def _deal(
 
 def _assemble(
     selections: Sequence[Selection],
-    reasons: Sequence[str],
-    parts: Sequence[Sequence[int]],
-    advantage: np.ndarray,  # f32[B]
+    rewards: Sequence[float | None],
+    groups: GroupAdvantages,
+    dealt: Sequence[Sequence[int]],
     config: BatchConfig,
-    groups: GroupAdvantages | None,
-) -> tuple[list[TreeBatch], BatchReport]:
-    packed = [pack([selections[i] for i in part], config.pack) for part in parts]
-    rows = concatenate(packed)
-    weights = [
-        _rollout_weights(
-            np.array([_trainable_tok(selections[i]) for i in part], np.float32), config.weighting
-        )
-        for part in parts
-    ]
-    dealt = np.array([i for part in parts for i in part], int)
-    whole = _fill(rows, np.concatenate(weights), advantage[dealt])
-    borders = np.cumsum([0, *(p.tokens.shape[0] for p in packed)])
-    batches = [whole.rows_between(a, b) for a, b in itertools.pairwise(borders.tolist())]
+) -> tuple[list[Minibatch], BatchReport]:
+    batches = []
+    for members in dealt:
+        chosen = [selections[i] for i in members]
+        rollouts = tuple(rollout_calls(selections[i], rewards[i] or 0.0) for i in members)
+        batches.append(_minibatch(chosen, rollouts, groups.advantage[list(members)], config))
+    rows = [part.rows for batch in batches for part in batch]
+    trained = [selections[i] for members in dealt for i in members]
     report = BatchReport(
-        rollouts=Counter(reason or "in the loss" for reason in reasons),
-        ledger=check_ledger(selections, reasons, rows),
-        unique_tok=rows.unique_tok,
-        repeated_tok=rows.repeated_tok,
-        padding_tok=rows.padding_tok,
-        linear_tok=rows.linear_tok,
-        rows=rows.tokens.shape[0],
-        groups=groups.counts if groups else Counter(),
+        rollouts=Counter(reason or "in the loss" for reason in groups.out),
+        ledger=check_ledger(selections, groups.out, rows),
+        unique_tok=sum(part.unique_tok for part in rows),
+        repeated_tok=sum(part.repeated_tok for part in rows),
+        padding_tok=sum(part.padding_tok for part in rows),
+        linear_tok=sum(part.linear_tok for part in rows),
+        rows=sum(part.tokens.shape[0] for part in rows),
+        groups=groups.counts,
+        route_disagreement=route_disagreement(trained) if config.replay_routes else 0.0,
     )
     return batches, report
 
 
+def _minibatch(
+    selections: Sequence[Selection],
+    rollouts: tuple[RolloutCalls, ...],
+    advantage: np.ndarray,  # f32[B]
+    config: BatchConfig,
+) -> Minibatch:
+    sizes = np.array([_trainable_tok(selection) for selection in selections], np.float64)
+    per_rollout = _rollout_weights(sizes, config.weighting)
+    kept = [selection.tree.calls[i] for selection in selections for i in selection.kept]
+    shape = route_shape(kept) if config.replay_routes and kept else None
+    parts = []
+    for rows in _packed(selections, config):
+        weight = at_rollouts(rows, per_rollout)
+        if config.weighting == PATH_SUM:
+            weight = weight * at_calls(rows, _leaves(rows, rollouts))
+        own = at_rollouts(rows, advantage) * auxiliary(rows, config.auxiliary_weight)
+        routes = routes_of(rows, getattr(rows, "first"), shape) if shape else None  # noqa: B009
+        parts.append(Part(rows, fill(rows, weight, own, routes), rollouts))
+    return tuple(parts)
+
+
+def _packed(selections: Sequence[Selection], config: BatchConfig) -> tuple[PackedRows, ...]:
+    """With replay, rollouts share context only where one weight version sampled everything."""
+    how = config.pack
+    if config.replay_routes:
+        calls = (selection.tree.calls[i] for selection in selections for i in selection.kept)
+        versions = {int(v) for call in calls for v in np.unique(call.completion.versions)}
+        if len(versions) > 1:
+            how = dataclasses.replace(how, share_context=False)
+    parts = pack(selections, how)
+    return parts if isinstance(parts, tuple) else (parts,)
+
+
 def _rollout_weights(sizes: np.ndarray, weighting: str) -> np.ndarray:
-    """W of each rollout's tokens. f32[B]"""
+    """The part of W that a rollout's tokens have in common; sizes: Z. f64[B]"""
     if weighting == ROLLOUT_MEAN:
-        return np.asarray(1.0 / (max(len(sizes), 1) * np.maximum(sizes, 1.0)), np.float32)
+        return np.asarray(1.0 / (max(len(sizes), 1) * np.maximum(sizes, 1.0)))
     if weighting == TOKEN_MEAN:
         return np.full_like(sizes, 1.0 / max(float(sizes.sum()), 1.0))
-    raise ConfigError(
-        f'unknown weighting {weighting!r}; expected "{ROLLOUT_MEAN}" or "{TOKEN_MEAN}"'
-    )
+    return np.full_like(sizes, 1.0 / max(len(sizes), 1))
 
 
-def _fill(rows: PackedRows, weights: np.ndarray, advantage: np.ndarray) -> TreeBatch:
-    """Gathers per-call and per-rollout numbers to the trainable tokens."""
-    for call in rows.calls:
-        _check_logprobs(call)
-    mask = rows.mask
-    at = (np.where(mask, rows.call, 0), np.where(mask, rows.offset, 0))
-    logprobs = np.zeros(mask.shape, np.float32)
-    temperature = np.ones(mask.shape, np.float32)
-    if rows.calls:
-        starts = np.cumsum([0, *(c.completion_tok for c in rows.calls)])
-        flat = np.concatenate([c.completion.logprobs for c in rows.calls]).astype(np.float32)
-        logprobs = np.where(mask, flat[starts[at[0]] + at[1]], 0.0).astype(np.float32)
-        per_call = np.array([c.effective.temperature for c in rows.calls], np.float32)
-        temperature = np.where(mask, per_call[at[0]], 1.0).astype(np.float32)
-    rollout = np.where(mask, rows.rollout, 0)
-    target = np.take_along_axis(rows.tokens, np.where(mask, rows.target, 0), axis=1)
-
-    def spread(values: np.ndarray) -> np.ndarray:
-        if not len(values):
-            return np.zeros(mask.shape, np.float32)
-        return np.where(mask, values[rollout], 0.0).astype(np.float32)
-
-    return TreeBatch(
-        tokens=rows.tokens,
-        position=rows.position,
-        end=rows.end,
-        target=np.where(mask, target, 0).astype(np.int32),
-        pred=rows.pred,
-        mask=mask,
-        weight=spread(weights),
-        advantage=spread(advantage),
-        rollout_logprobs=logprobs,
-        old_logprobs=logprobs.copy(),
-        temperature=temperature,
-    )
-
-
-def _check_logprobs(call: CallRecord) -> None:
-    """Known fault A14: missing or misaligned log-probs are an error, never padded."""
-    done = call.completion
-    n = len(done.ids)
-    for name in ("logprobs", "raw_logprobs", "versions"):
-        got = len(getattr(done, name))
-        if got != n:
-            raise LogprobError(
-                f"call {call.call_id}: {n} sampled tokens but {got} {name}; "
-                "this episode cannot be trained on"
-            )
-    if not np.all(np.isfinite(done.logprobs)):
-        raise LogprobError(f"call {call.call_id} has a log-prob that is not finite")
-    if call.effective.temperature <= 0:
-        raise LogprobError(
-            f"call {call.call_id} was sampled greedily (temperature 0): "
-            "there is no policy gradient; expected a positive temperature"
-        )
+def _leaves(rows: PackedRows, rollouts: Sequence[RolloutCalls]) -> np.ndarray:
+    """How many leaf calls are at or below each call of `rows.calls`. f32[calls]"""
+    count = {c: n for r in rollouts for c, n in zip(r.call_ids, r.leaves, strict=True)}
+    return np.array([count[call.call_id] for call in rows.calls], np.float32)
 
 
 def _trainable_tok(selection: Selection) -> int:

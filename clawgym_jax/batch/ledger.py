@@ -28,9 +28,9 @@ class SampledLedger:
 
 
 def check_ledger(
-    selections: Sequence[Selection], reasons: Sequence[str], rows: PackedRows
+    selections: Sequence[Selection], reasons: Sequence[str], parts: Sequence[PackedRows]
 ) -> SampledLedger:
-    """Raises LedgerError unless both sides agree, token for token.
+    """Raises LedgerError unless both sides agree, token for token, over all parts together.
 
     reasons: per rollout, why none of its tokens is trained; "" where some are.
     """
@@ -45,28 +45,34 @@ def check_ledger(
                 dropped[why] += call.completion_tok
             else:
                 expected[call.call_id] = call.completion_tok
-    trained = _trained(rows)
-    _compare(expected, trained, rows)
+    trained = _trained(parts)
+    _compare(expected, trained)
+    for rows in parts:
+        _check_ids(rows)
+        _check_packing(rows)
     total = sum(len(offsets) for offsets in trained.values())
     if sampled != total + sum(dropped.values()):
         raise LedgerError(
             f"{sampled} sampled tokens, but {total} trained and {dict(dropped)} dropped: "
             f"{sampled - total - sum(dropped.values())} are unaccounted for"
         )
-    _check_packing(rows)
     return SampledLedger(sampled, total, dropped)
 
 
-def _trained(rows: PackedRows) -> dict[str, np.ndarray]:
+def _trained(parts: Sequence[PackedRows]) -> dict[str, np.ndarray]:
     """call id -> offsets that the arrays train, sorted, from the arrays alone."""
-    calls = rows.call[rows.mask]
-    offsets = rows.offset[rows.mask]
-    return {
-        rows.calls[number].call_id: np.sort(offsets[calls == number]) for number in np.unique(calls)
-    }
+    offsets: dict[str, list[np.ndarray]] = {}
+    for rows in parts:
+        r, k = np.nonzero(rows.mask)
+        order = np.argsort(rows.call[r, k], kind="stable")
+        calls, found = rows.call[r, k][order], rows.offset[r, k][order]
+        numbers, starts = np.unique(calls, return_index=True)
+        for number, own in zip(numbers, np.split(found, starts[1:]), strict=False):
+            offsets.setdefault(rows.calls[number].call_id, []).append(own)
+    return {call_id: np.sort(np.concatenate(found)) for call_id, found in offsets.items()}
 
 
-def _compare(expected: dict[str, int], trained: dict[str, np.ndarray], rows: PackedRows) -> None:
+def _compare(expected: dict[str, int], trained: dict[str, np.ndarray]) -> None:
     if expected.keys() != trained.keys():
         lost = sorted(expected.keys() - trained.keys())[:3]
         extra = sorted(trained.keys() - expected.keys())[:3]
@@ -77,6 +83,10 @@ def _compare(expected: dict[str, int], trained: dict[str, np.ndarray], rows: Pac
                 f"call {call_id} sampled {count} tokens, each to be trained once; the batch "
                 f"trains offsets {trained[call_id].tolist()}"
             )
+
+
+def _check_ids(rows: PackedRows) -> None:
+    """The ids at the trainable slots are those that were sampled."""
     if not rows.calls:
         return
     starts = np.cumsum([0, *(c.completion_tok for c in rows.calls)])

@@ -1,9 +1,11 @@
 """Group-relative advantages: who is in a baseline, who is in the loss.
 
 One group = the rollouts of one (task, harness) pair; a rollout counts once, however many branches
-its tree has. Not here: weights of tokens (`batch.from_episodes`).
-Invariant: the advantages of a group that is kept sum to zero.
+its tree has. Not here: weights of tokens (`batch.weights`), advantages from values (`gae`).
+Invariant: before rollouts without a trainable token leave, a group's advantages sum to zero.
 Source: ClawGym II, GRPO with population standard deviation; group rules of the shared definitions.
+Options: no scaling by the deviation (Dr. GRPO, Liu et al. 2025), leave-one-out baseline (RLOO,
+Ahmadian et al. 2024), groups without variance left out (dynamic sampling, DAPO, Yu et al. 2025).
 """
 
 from __future__ import annotations
@@ -17,6 +19,17 @@ import numpy as np
 UNGRADED = "no reward"
 SMALL_GROUP = "group with fewer than two graded rollouts"
 NO_TOKEN = "no trainable token"
+ZERO_VARIANCE = "zero-variance group"
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """How rewards of a group become advantages."""
+
+    scale_by_std: bool = True  # False: Dr. GRPO
+    leave_one_out: bool = False  # the baseline of a rollout is the mean of the others
+    drop_uniform: bool = False  # groups without variance leave the loss and |B|
+    eps: float = 1e-6  # added to the deviation; rewards this near to each other are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +38,7 @@ class GroupAdvantages:
 
     advantage: np.ndarray  # f32[B], 0 for rollouts that are out
     out: tuple[str, ...]
-    counts: Counter[str]  # rollouts by reason, and "zero-variance groups", "groups"
+    counts: Counter[str]  # rollouts by reason; "groups", "dropped groups", "zero-variance groups"
 
     @property
     def in_loss(self) -> np.ndarray:
@@ -37,39 +50,66 @@ def group_advantages(
     rewards: Sequence[float | None],
     groups: Sequence[Hashable],
     trainable_tok: Sequence[int],
-    *,
-    scale_by_std: bool = True,
-    eps: float = 1e-6,
+    config: GroupConfig = GroupConfig(),
+    masked: Sequence[str] | None = None,
 ) -> GroupAdvantages:
-    """A_i = (R_i - mean) / (std + eps), population std over the group's graded rollouts.
+    """A_i = (R_i - baseline) / (std + eps), population std over the group's graded rollouts.
 
     rewards: None = ungraded or infrastructure failure: in neither baseline nor loss.
     trainable_tok: 0 = stays in the baseline, leaves the loss.
+    masked: why a rollout is in neither baseline nor loss although it has a reward; "" = it is in.
     """
-    if not len(rewards) == len(groups) == len(trainable_tok):
-        raise ValueError(
-            f"expected one reward, group and token count per rollout, got {len(rewards)}, "
-            f"{len(groups)}, {len(trainable_tok)}"
-        )
     advantage = np.zeros(len(rewards), np.float32)
-    out = [UNGRADED if r is None else "" for r in rewards]
-    counts: Counter[str] = Counter()
-    for group in dict.fromkeys(groups):
-        members = [i for i, g in enumerate(groups) if g == group and rewards[i] is not None]
+    out = ungraded(rewards, trainable_tok, masked)
+    if len(groups) != len(rewards):
+        raise ValueError(f"expected a group per rollout, got {len(groups)} of {len(rewards)}")
+    counts = Counter({"groups": 0, "dropped groups": 0, "zero-variance groups": 0})
+    members_of: dict[Hashable, list[int]] = {}
+    for i, group in enumerate(groups):
+        if out[i] in ("", NO_TOKEN):
+            members_of.setdefault(group, []).append(i)
+    counts["dropped groups"] = len(set(groups) - members_of.keys())
+    for members in members_of.values():
         if len(members) < 2:
-            for i in members:
-                out[i] = SMALL_GROUP
+            out[members[0]] = SMALL_GROUP
             counts["dropped groups"] += 1
             continue
-        values = np.array([rewards[i] for i in members], np.float64)
-        centred = values - values.mean()
-        if scale_by_std:
-            centred = centred / (values.std() + eps)
-        advantage[members] = centred.astype(np.float32)
         counts["groups"] += 1
-        counts["zero-variance groups"] += int(values.std() < eps)
-        for i in members:
-            if trainable_tok[i] == 0:
-                out[i], advantage[i] = NO_TOKEN, 0.0
+        values = np.array([rewards[i] for i in members], np.float64)
+        if np.ptp(values) <= config.eps:
+            counts["zero-variance groups"] += 1
+            if config.drop_uniform:
+                out = [ZERO_VARIANCE if i in members and not w else w for i, w in enumerate(out)]
+            continue
+        advantage[members] = _centred(values, config)
+    advantage[[i for i, why in enumerate(out) if why]] = 0.0
     counts.update(reason for reason in out if reason)
     return GroupAdvantages(advantage, tuple(out), counts)
+
+
+def ungraded(
+    rewards: Sequence[float | None],
+    trainable_tok: Sequence[int],
+    masked: Sequence[str] | None = None,
+) -> list[str]:
+    """Why each rollout is out whatever its group is; "" = it is in. Also the rule of PPO."""
+    masked = [""] * len(rewards) if masked is None else masked
+    if not len(rewards) == len(trainable_tok) == len(masked):
+        raise ValueError(
+            f"expected one reward, token count and mask per rollout, got {len(rewards)}, "
+            f"{len(trainable_tok)}, {len(masked)}"
+        )
+    return [
+        why or (UNGRADED if reward is None else "" if tokens else NO_TOKEN)
+        for reward, tokens, why in zip(rewards, trainable_tok, masked, strict=True)
+    ]
+
+
+def _centred(values: np.ndarray, config: GroupConfig) -> np.ndarray:
+    """f64[n] of one group that has variance."""
+    centred = values - values.mean()
+    if config.leave_one_out:  # R_i - mean of the others = n / (n - 1) (R_i - mean)
+        centred = centred * len(values) / (len(values) - 1)
+    if config.scale_by_std:
+        centred = centred / (values.std() + config.eps)
+    return np.asarray(centred)

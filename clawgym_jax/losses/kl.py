@@ -1,7 +1,15 @@
 """Estimators of KL(pi || pi_ref) from sampled tokens, per token.
 
+As values all three estimate KL(pi || pi_ref) for samples of pi (k2 with a bias). As losses, by
+their gradient on such samples (p = pi, q = pi_ref, s = grad log p):
+    k1  s             says nothing of q and is 0 on average: do not use it as a loss
+    k2  log(p/q) s    the gradient of KL(pi || pi_ref), unbiased
+    k3  (1 - q/p) s   on average the gradient of KL(pi_ref || pi), the other direction
+Multiplied by the ratio pi_new / pi_old with its gradient, k3 gets k2's (on policy exactly).
+k1 belongs into the reward or advantage, as a constant. Beyond +-20 the gradient is 0 (`log_ratio`).
 Invariant: finite for any log-probs; k3 is never negative.
-Source: J. Schulman, "Approximating KL divergence" (2020), k1 to k3.
+Source: J. Schulman, "Approximating KL divergence" (2020), k1 to k3; gradients: Tang and Munos
+2025, "On a few pitfalls in KL divergence gradient estimation for RL".
 """
 
 from __future__ import annotations

@@ -9,59 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym_jax.losses.advantage import NO_TOKEN, SMALL_GROUP, UNGRADED, group_advantages
-from clawgym_jax.losses.correction import log_ratio, truncated_importance
 from clawgym_jax.losses.kl import kl_estimate
 from clawgym_jax.losses.policy import clipped_surrogate
 
 LOGPROB = st.floats(-60, 0, width=32)
-
-
-def test_a_group_is_normalised_by_its_population_std() -> None:
-    out = group_advantages([1.0, 0.0, 0.0, 0.0], ["g"] * 4, [5] * 4, eps=0.0)
-    std = np.sqrt(3) / 4
-    np.testing.assert_allclose(out.advantage, np.array([0.75, -0.25, -0.25, -0.25]) / std, 1e-6)
-    assert out.in_loss.all()
-
-
-def test_a_forked_rollout_counts_once() -> None:
-    """Known fault A8: rewards 1, 1, 1, 0, the first three being branches of one rollout."""
-    out = group_advantages([1.0, 0.0], ["g", "g"], [30, 10], scale_by_std=False)
-    np.testing.assert_allclose(out.advantage, [0.5, -0.5])
-
-
-def test_ungraded_rollouts_are_in_neither_baseline_nor_loss() -> None:
-    """Known fault A9."""
-    out = group_advantages([1.0, None, 0.0], ["g"] * 3, [1] * 3, scale_by_std=False)
-    np.testing.assert_allclose(out.advantage, [0.5, 0.0, -0.5])
-    assert out.out == ("", UNGRADED, "")
-
-
-def test_a_group_of_one_is_dropped() -> None:
-    out = group_advantages([1.0, 1.0, 0.0], ["a", "b", "b"], [1] * 3)
-    assert out.out == (SMALL_GROUP, "", "")
-    assert out.counts["dropped groups"] == 1
-    ungraded = group_advantages([1.0, None], ["a", "a"], [1] * 2)
-    assert ungraded.out == (SMALL_GROUP, UNGRADED)
-
-
-def test_no_trainable_token_leaves_the_loss_but_not_the_baseline() -> None:
-    out = group_advantages([1.0, 0.0], ["g", "g"], [0, 4], scale_by_std=False)
-    assert out.out == (NO_TOKEN, "")
-    np.testing.assert_allclose(out.advantage, [0.0, -0.5])
-
-
-def test_zero_variance_groups_stay_with_zero_advantage() -> None:
-    out = group_advantages([1.0, 1.0], ["g", "g"], [1, 1])
-    assert out.in_loss.all()
-    assert not out.advantage.any()
-    assert out.counts["zero-variance groups"] == 1
-
-
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=12))
-def test_advantages_of_a_kept_group_sum_to_zero(rewards: list[float]) -> None:
-    out = group_advantages(rewards, ["g"] * len(rewards), [1] * len(rewards), scale_by_std=False)
-    assert abs(float(out.advantage.sum())) < 1e-5
 
 
 @given(LOGPROB, LOGPROB, st.floats(-3, 3))
@@ -132,11 +83,65 @@ def test_an_unknown_estimator_is_refused() -> None:
         kl_estimate(jnp.zeros(1), jnp.zeros(1), "k4")
 
 
-def test_the_correction_is_capped_and_constant() -> None:
-    old, rollout = jnp.array([-1.0, -1.0, -2.0]), jnp.array([-1.0, -3.0, -1.0])
-    weight = truncated_importance(old, rollout, 2.0)
-    np.testing.assert_allclose(weight, [1.0, 2.0, np.exp(-1.0)], rtol=1e-6)
-    np.testing.assert_array_equal(truncated_importance(old, rollout, 0.0), np.ones(3))
-    gradient = jax.grad(lambda x: truncated_importance(x, rollout, 2.0).sum())(old)
-    assert not gradient.any()
-    assert float(log_ratio(jnp.array(-jnp.inf), jnp.array(-jnp.inf))) == 0.0
+def categorical(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of a policy and of its reference over 6 outcomes, f64."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=6), rng.normal(size=6)
+
+
+def expected_gradient(kind: str, logits: np.ndarray, ref: np.ndarray) -> np.ndarray:
+    """Of the estimator used as a loss: the mean over the policy's samples of its gradient."""
+
+    def mean(x: jax.Array) -> jax.Array:
+        logprobs = jax.nn.log_softmax(x)
+        estimate = kl_estimate(logprobs, jax.nn.log_softmax(jnp.asarray(ref)), kind)
+        return jnp.sum(jax.lax.stop_gradient(jnp.exp(logprobs)) * estimate)
+
+    return np.asarray(jax.grad(mean)(jnp.asarray(logits)))
+
+
+def kl(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.exp(a) * (a - b))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_each_estimator_descends_as_a_loss(seed: int) -> None:
+    """k1: nothing. k2: KL(pi, ref). k3: KL(ref, pi). As the module says; f64, 1e-12."""
+    with jax.enable_x64(True):
+        logits, ref = categorical(seed)
+        q = jax.nn.log_softmax(jnp.asarray(ref))
+        reverse = jax.grad(lambda x: kl(jax.nn.log_softmax(x), q))(jnp.asarray(logits))
+        forward = jax.grad(lambda x: kl(q, jax.nn.log_softmax(x)))(jnp.asarray(logits))
+        np.testing.assert_allclose(expected_gradient("k1", logits, ref), np.zeros(6), atol=1e-12)
+        np.testing.assert_allclose(expected_gradient("k2", logits, ref), reverse, atol=1e-12)
+        np.testing.assert_allclose(expected_gradient("k3", logits, ref), forward, atol=1e-12)
+
+        def k3_times_ratio(x: jax.Array) -> jax.Array:
+            p = jax.nn.log_softmax(x)
+            ratio = jnp.exp(p - jax.lax.stop_gradient(p))
+            return jnp.sum(jax.lax.stop_gradient(jnp.exp(p)) * ratio * kl_estimate(p, q, "k3"))
+
+        np.testing.assert_allclose(
+            jax.grad(k3_times_ratio)(jnp.asarray(logits)), reverse, atol=1e-12
+        )
+        assert np.abs(forward - reverse).max() > 0.01  # the two directions do differ
+
+
+@given(LOGPROB, LOGPROB)
+def test_estimators_are_their_formulas_with_gradient(a: float, b: float) -> None:
+    """Against numpy in f64, where nothing is clamped; relative 1e-6 of the largest term."""
+    with jax.enable_x64(True):
+        d = b - a  # log q / p
+        formulas = {
+            "k1": (-d, 1.0),
+            "k2": (0.5 * d * d, -d),
+            "k3": (np.exp(d) - 1.0 - d, 1.0 - np.exp(d)),
+        }
+        for kind, (value, slope) in formulas.items():
+            got = jax.value_and_grad(lambda x, k=kind: kl_estimate(x, jnp.float64(b), k))(
+                jnp.float64(a)
+            )
+            if abs(d) < 20.0:
+                scale = 1e-9 * (1.0 + np.exp(d))
+                np.testing.assert_allclose(got, (value, slope), rtol=1e-6, atol=scale)
+            assert np.isfinite(got).all()

@@ -20,7 +20,6 @@ from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.interfaces import Harness, Sampler, Task, WeightSink
 from clawgym_jax.core.log import RecordLog
 from clawgym_jax.core.names import Split
-from clawgym_jax.core.types import Episode, SamplingParams
 from clawgym_jax.evaluate.passk import score_by_harness
 from clawgym_jax.harness.agent_loop import AgentLoop
 from clawgym_jax.harness.claude_code import ClaudeCode
@@ -39,7 +38,6 @@ from clawgym_jax.model.parallel import Parallel
 from clawgym_jax.model.parallel_serving import ServingParallel
 from clawgym_jax.proxy.chat_template import ChatCodec
 from clawgym_jax.rollout.demonstrator import Demonstrator
-from clawgym_jax.rollout.episode import Instance
 from clawgym_jax.rollout.scheduler import RolloutHost
 from clawgym_jax.rollout.scripted import ScriptedSampler
 from clawgym_jax.rollout.store import CALLS, EPISODES, EpisodeStore
@@ -52,11 +50,15 @@ from clawgym_jax.serving.native_driver import NativeDriver
 from clawgym_jax.tasks.clawgym import load_tasks
 from clawgym_jax.tasks.toy import toy_tasks
 from clawgym_jax.train import mesh
+from clawgym_jax.train.critic import trunk_config
+from clawgym_jax.train.learner import Learner
 from clawgym_jax.train.loop import Loop, Parts
+from clawgym_jax.train.policy import SFT, LossConfig
 from clawgym_jax.train.progress import Display
 from clawgym_jax.train.run_folder import RunFolder
+from clawgym_jax.train.sources import LiveEpisodes, RecordedEpisodes
 from clawgym_jax.train.state import make_optimizer
-from clawgym_jax.train.step import SFT, LossConfig, TrainStep
+from clawgym_jax.train.step import TrainStep, ValueStep
 
 HARNESSES: dict[str, Callable[[], Harness]] = {
     "tiny_chat": TinyChat,
@@ -72,62 +74,6 @@ HARNESSES: dict[str, Callable[[], Harness]] = {
     "generic": Generic,
 }
 HELDOUT_SEED = 20_250_731  # held-out tasks are the same for every run
-
-
-class LiveEpisodes:
-    """Rolls out what the run's log does not hold yet."""
-
-    def __init__(self, host: RolloutHost, store: EpisodeStore, meter: UsageMeter) -> None:
-        self._host = host
-        self._store = store
-        self._meter = meter
-
-    def collect(
-        self,
-        plan: Sequence[Instance],
-        sampler: Sampler,
-        sampling: SamplingParams,
-        on_policy: bool,
-        on_done: Callable[[Episode], None],
-    ) -> list[Episode]:
-        done, todo = self._store.take(plan)
-        for episode in done.values():
-            on_done(episode)
-        new = self._host.run(todo, sampler, sampling, on_policy=on_policy, on_done=on_done)
-        done |= {episode.record.episode_id: episode for episode in new}
-        return [done[instance.episode_id] for instance in plan]
-
-    def usage(self) -> dict[str, float]:
-        return self._meter.since_last()
-
-
-class RecordedEpisodes:
-    """Reads a recorded run's episodes instead of rolling out (--from_calls)."""
-
-    def __init__(self, store: EpisodeStore) -> None:
-        self._store = store
-
-    def collect(
-        self,
-        plan: Sequence[Instance],
-        sampler: Sampler,
-        sampling: SamplingParams,
-        on_policy: bool,
-        on_done: Callable[[Episode], None],
-    ) -> list[Episode]:
-        done, missing = self._store.take(plan)
-        if missing:
-            raise ConfigError(
-                f"the recorded run lacks {len(missing)} of {len(plan)} episodes of this step, the "
-                f"first {missing[0].episode_id}: train with the configuration and the number of "
-                "steps of the recorded run"
-            )
-        for episode in done.values():
-            on_done(episode)
-        return [done[instance.episode_id] for instance in plan]
-
-    def usage(self) -> dict[str, float]:
-        return {}
 
 
 class Assembly:
@@ -170,7 +116,6 @@ class Assembly:
             self.folder,
             config.loop,
             config.cold_start,
-            config.batch,
             config.seed,
             config.evaluate.temperature,
             self.display,
@@ -201,9 +146,8 @@ class Assembly:
         if parallel is not None:
             sharding.check(self.model, shapes, parallel.mesh)
             params = mesh.place(parallel, params)
-        optimizer = make_optimizer(config.optim)
         cold_optimizer = make_optimizer(config.cold_start.optim)
-        rows = config.model.micro_rows
+        rows, row_tok = config.model.micro_rows, config.batch.pack.row_tok
         cold_loss = LossConfig(
             kind=SFT, attention=config.loss.attention, logit_chunk=config.loss.logit_chunk
         )
@@ -212,12 +156,10 @@ class Assembly:
             policy=self.driver,
             demonstrator=ScriptedSampler(Demonstrator(), self.codec, self.driver),
             sink=self.driver,
-            cold_programs=TrainStep(graphdef, cold_optimizer, cold_loss, rows, parallel),
-            programs=TrainStep(graphdef, optimizer, config.loss, rows, parallel),
+            cold_programs=TrainStep(graphdef, cold_optimizer, cold_loss, rows, parallel, row_tok),
             cold_optimizer=cold_optimizer,
-            optimizer=optimizer,
+            learner=make_learner(config, self.model, graphdef, parallel),
             base_params=params,
-            parallel=parallel,
             demo_tasks=demo_tasks(config),
             train_tasks=train_tasks(config),
             heldout_tasks=heldout_tasks(config) if heldout else [],
@@ -235,6 +177,29 @@ class Assembly:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def make_learner(
+    config: ExperimentConfig, model: Qwen3Config, graphdef: Any, parallel: Parallel | None
+) -> Learner:
+    """The programs of policy and, with PPO, value model; `graphdef` is the policy's."""
+    rows, row_tok = config.model.micro_rows, config.batch.pack.row_tok
+    optimizer, critic_optimizer = make_optimizer(config.optim), make_optimizer(config.critic.optim)
+    critic = None
+    if config.batch.algorithm == "ppo":
+        trunk, _ = qwen3.abstract(trunk_config(model), config.model.remat, parallel)
+        critic = ValueStep(trunk, critic_optimizer, config.critic, rows, parallel, row_tok)
+    return Learner(
+        model=model,
+        policy=TrainStep(graphdef, optimizer, config.loss, rows, parallel, row_tok),
+        optimizer=optimizer,
+        batch=config.batch,
+        reinforce=config.loop.reinforce,
+        critic=critic,
+        critic_optimizer=critic_optimizer,
+        critic_config=config.critic,
+        parallel=parallel,
+    )
 
 
 class Driver(Sampler, WeightSink, Measured, Protocol):

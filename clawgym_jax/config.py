@@ -17,17 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from clawgym_jax.batch.from_episodes import BatchConfig
+from clawgym_jax.batch.config import BatchConfig
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.model.parallel import MeshConfig
 from clawgym_jax.model.parallel_serving import ServingMeshConfig
 from clawgym_jax.model.remat import Remat
 from clawgym_jax.rollout.scheduler import RolloutConfig
 from clawgym_jax.serving.engine import EngineConfig
+from clawgym_jax.train.critic import CriticConfig
 from clawgym_jax.train.loop import LoopConfig
+from clawgym_jax.train.policy import LossConfig
 from clawgym_jax.train.sft import ColdStartConfig
 from clawgym_jax.train.state import OptimConfig
-from clawgym_jax.train.step import LossConfig
 
 TINY_BASE = "tiny_base"
 TINY = "tiny"
@@ -83,6 +84,7 @@ class ExperimentConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)  # with batch.algorithm=ppo
     optim: OptimConfig = field(default_factory=OptimConfig)
     cold_start: ColdStartConfig = field(default_factory=ColdStartConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)

@@ -128,8 +128,8 @@ def plan(config: ExperimentConfig, devices: Sequence[Any], host_devices: Sequenc
     batch = batch_shapes(config, parallel)
     lower = functools.cache(lambda: step.lower(placed, batch))
     programs = {
-        name: Program(lambda name=name: lower()[name], len(devices))  # type: ignore[misc]
-        for name in ("old_logprobs", "accumulate", "apply")
+        name: Program(lambda of=of: lower()[of], len(devices))  # type: ignore[misc]
+        for name, of in (("old_logprobs", "score"), ("accumulate",) * 2, ("apply",) * 2)
     }
     serving, decode_bytes = _serving(config, model, host_devices)
     programs |= serving
@@ -238,7 +238,10 @@ def batch_shapes(config: ExperimentConfig, parallel: Parallel) -> TreeBatch:
         return jax.ShapeDtypeStruct((rows, width), dtype, sharding=where)
 
     context = dict.fromkeys(("tokens", "position", "end"), shape(pack.row_tok, np.int32))
+    context["balance"] = shape(pack.row_tok, np.float32)
     integers = dict.fromkeys(("target", "pred"), shape(pack.train_tok, np.int32))
     names = {field.name for field in dataclasses.fields(TreeBatch)}
-    floats = dict.fromkeys(names - {*context, *integers, "mask"}, shape(pack.train_tok, np.float32))
-    return TreeBatch(mask=shape(pack.train_tok, np.bool_), **context, **integers, **floats)
+    others = names - {*context, *integers, "mask", "routes"}
+    floats = dict.fromkeys(others, shape(pack.train_tok, np.float32))
+    mask = shape(pack.train_tok, np.bool_)
+    return TreeBatch(mask=mask, routes=None, **context, **integers, **floats)

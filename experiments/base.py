@@ -6,7 +6,7 @@ An experiment file is a small difference to one of these: `CONFIG` to `TINY`, wh
 
 from __future__ import annotations
 
-from clawgym_jax.batch.from_episodes import TOKEN_MEAN, BatchConfig
+from clawgym_jax.batch.config import TOKEN_MEAN, BatchConfig
 from clawgym_jax.config import ExperimentConfig, ModelSource, TaskSource
 from clawgym_jax.model.parallel import MeshConfig
 from clawgym_jax.model.parallel_serving import ServingMeshConfig
@@ -14,11 +14,11 @@ from clawgym_jax.proxy.config import ProxyConfig
 from clawgym_jax.rollout.episode import Limits
 from clawgym_jax.rollout.scheduler import RolloutConfig
 from clawgym_jax.serving.engine import EngineConfig
+from clawgym_jax.train.learner import ReinforceConfig
 from clawgym_jax.train.loop import LoopConfig
-from clawgym_jax.train.reinforce import ReinforceConfig
+from clawgym_jax.train.policy import LossConfig
 from clawgym_jax.train.sft import ColdStartConfig
 from clawgym_jax.train.state import OptimConfig
-from clawgym_jax.train.step import LossConfig
 from clawgym_jax.tree.pack import PackConfig
 
 TINY = ExperimentConfig(
@@ -40,7 +40,7 @@ TINY = ExperimentConfig(
         proxy=ProxyConfig(settle_interval_s=0.001),
     ),
     batch=BatchConfig(pack=PackConfig(row_tok=2048, train_tok=1024), weighting=TOKEN_MEAN),
-    loss=LossConfig(clip_low=0.2, clip_high=0.28, correction_cap=2.0),
+    loss=LossConfig(clip_low=0.2, clip_high=0.28),
     optim=OptimConfig(
         learning_rate=2e-4, decay_steps=112, b1=0.9, b2=0.99, weight_decay=0.0, grad_clip=0.2
     ),
@@ -100,7 +100,6 @@ PAPER_30B = ExperimentConfig(
     loss=LossConfig(
         clip_low=0.2,
         clip_high=0.28,
-        correction_cap=2.0,  # ours
         attention="pallas",
         logit_chunk=2048,
     ),

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
             metrics = MetricsEndpoint(assembly.driver, config.engine.slots, *where)
             display.say(f"metrics: {stack.enter_context(metrics).url}")
         progress, state = assembly.loop.execute()
-        save_model(assembly, state.params)
+        save_model(assembly, state.policy.params)
     show(display, progress)
     display.say(f"report: {write_report(assembly.folder.path, assembly.model_path)}")
     print(json.dumps(result(progress)), flush=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -32,7 +33,12 @@ SMALL = (
 # What an update computes; seconds and the engine's side differ between a live and an offline run.
 COMPUTED = (
     "loss", "grad_norm", "update_norm", "entropy", "nll", "clip_share", "kl_old", "trained_tok",
-    "reward_mean", "sampled_tok", "tree_tok", "logprob_gap_max",
+    "reward_mean", "sampled_tok", "tree_tok", "logprob_gap_max", "value_loss", "value_grad_norm",
+    "explained_variance", "kl_ref", "correction_mean",
+)  # fmt: skip
+PPO = (
+    "batch.algorithm=ppo", "batch.lam=0.9", "critic.pretrain_steps=1", "critic.epochs=2",
+    "loop.steps=2", "loss.kl_coef=0.02", "loop.reinforce.max_logprob_gap=0.0",
 )  # fmt: skip
 
 
@@ -165,6 +171,39 @@ def test_a_killed_replay_resumes_bit_for_bit(killed: Path, cache: Path, tmp_path
     assert computed(replay) == computed(killed)
     weights = "model/model.safetensors"
     assert (replay / weights).read_bytes() == (killed / weights).read_bytes()
+
+
+def test_ppo_killed_again_and_again_ends_as_if_undisturbed(
+    killed: Path, cache: Path, tmp_path: Path
+) -> None:
+    """Trained offline from the recorded run: value pretraining, KL to the first policy, GAE.
+
+    One run is left alone; the other is killed in its cold start, and in or after every step,
+    wherever it is then, its asynchronous checkpoints included.
+    """
+    small = (*SMALL, *PPO)
+    alone, hunted = tmp_path / "alone", tmp_path / "hunted"
+    train(alone, cache, f"--from_calls={killed}", *(f"--override={setting}" for setting in PPO))
+    lines = computed(alone)
+    assert [m["step"] for m in lines if m["stage"] == "train"] == [1, 2, 3]
+    assert all("value_loss" in m for m in lines if m["stage"] == "train")
+    assert "entropy" not in lines[-3] and "kl_ref" in lines[-1]  # the first trains values only
+    rng = random.Random(0)
+    for count in (2, 6, 7, 8):
+        process = subprocess.Popen(
+            command(hunted, f"--from_calls={killed}", small=small),
+            env=environment(cache), cwd=ROOT, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            wait_for(lambda n=count: len(read_metrics(hunted)) >= n, process)  # type: ignore[misc]
+            time.sleep(rng.uniform(0, 0.5))
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    train(hunted, cache, f"--from_calls={killed}", *(f"--override={setting}" for setting in PPO))
+    assert computed(hunted) == lines
+    weights = "model/model.safetensors"
+    assert (hunted / weights).read_bytes() == (alone / weights).read_bytes()
 
 
 def test_a_wrong_flag_is_an_error_without_a_traceback(tmp_path: Path, cache: Path) -> None:

@@ -39,6 +39,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {  # name: its logical axes
     "embed": ("vocabulary", "hidden"),
     "head": ("hidden", "vocabulary"),
     "norm": ("channel",),
+    "value": ("channel",),  # the head of a value model
     "input_norm": ("layer", "channel"),
     "post_norm": ("layer", "channel"),
     "q_norm": ("layer", "channel"),

@@ -1,5 +1,7 @@
 """The circle: demonstrations -> cold start -> evaluate -> (rollouts -> update -> publish)*.
 
+With PPO the first steps can train the value model only (its pretraining).
+
 Every stage can be interrupted and resumes where it was: finished episodes are in the log, the
 state of training is in the latest checkpoint, results of finished stages in progress.json.
 Not here: what the parts are (`assemble` chooses them).
@@ -13,24 +15,24 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
-from clawgym_jax.batch.from_episodes import BatchConfig
 from clawgym_jax.core.errors import ClawgymError, ConfigError
 from clawgym_jax.core.interfaces import Harness, Sampler, Task, WeightSink
 from clawgym_jax.core.types import Episode, SamplingParams
-from clawgym_jax.model.parallel import Parallel
 from clawgym_jax.rollout.episode import Instance
 from clawgym_jax.rollout.group import plan_each, plan_step
 from clawgym_jax.train.checkpoint import Checkpoints
+from clawgym_jax.train.learner import Learner, ReinforceConfig, copy_of
 from clawgym_jax.train.metrics import MetricsWriter
-from clawgym_jax.train.progress import Display
-from clawgym_jax.train.reinforce import ReinforceConfig, reinforce
+from clawgym_jax.train.progress import Display, scores_line, step_line
+from clawgym_jax.train.reinforce import reinforce
 from clawgym_jax.train.run_folder import RunFolder
 from clawgym_jax.train.sft import ColdStartConfig, train_supervised
-from clawgym_jax.train.state import TrainState, init_state
+from clawgym_jax.train.sources import EpisodeSource
+from clawgym_jax.train.state import RunState, TrainState, init_state
 from clawgym_jax.train.step import TrainStep
 
 DEMO, TRAIN = "demo", "train"
@@ -58,23 +60,6 @@ class LoopConfig:
             )
 
 
-class EpisodeSource(Protocol):
-    """Where a plan's episodes come from: rolled out now, or read from a recorded run."""
-
-    def collect(
-        self,
-        plan: Sequence[Instance],
-        sampler: Sampler,
-        sampling: SamplingParams,
-        on_policy: bool,
-        on_done: Callable[[Episode], None],
-    ) -> list[Episode]: ...
-
-    def usage(self) -> dict[str, float]:
-        """Seconds and tokens since the last call, for the metrics."""
-        ...
-
-
 @dataclass(frozen=True)
 class Parts:
     """What the loop is made of."""
@@ -84,11 +69,9 @@ class Parts:
     demonstrator: Sampler | None
     sink: WeightSink
     cold_programs: TrainStep
-    programs: TrainStep
     cold_optimizer: Any
-    optimizer: Any
+    learner: Learner
     base_params: Any
-    parallel: Parallel | None  # the training mesh, where the parameters lie
     demo_tasks: Sequence[Task]
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
@@ -105,7 +88,6 @@ class Loop:
         folder: RunFolder,
         config: LoopConfig,
         cold: ColdStartConfig,
-        batch: BatchConfig,
         seed: int,
         heldout_temperature: float,
         display: Display,
@@ -114,14 +96,14 @@ class Loop:
         self._folder = folder
         self._config = config
         self._cold = cold
-        self._batch = batch
         self._seed = seed
         self._heldout = SamplingParams(temperature=heldout_temperature)
         self._display = display
         self._checkpoints = Checkpoints(folder.path / "checkpoints")
+        self._reference: Any = None  # parameters that a KL penalty pulls towards
         self._metrics = MetricsWriter(folder.path)
 
-    def execute(self) -> tuple[dict[str, Any], TrainState]:
+    def execute(self) -> tuple[dict[str, Any], RunState]:
         """Runs what is not done yet. Returns (progress, final state)."""
         if self._folder.progress.get("done"):
             self._display.say("this run is finished already; another --workdir starts a new one")
@@ -140,16 +122,18 @@ class Loop:
         now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
         return max(now, int(self._folder.progress.get("peak_memory_bytes", 0)))
 
-    def _stages(self) -> TrainState:
+    def _stages(self) -> RunState:
         state, cursor = self._start()
         if cursor["stage"] == "cold":
-            state = self._cold_start(state, cursor["done"])
-            state = init_state(state.params, self._parts.optimizer, self._parts.parallel)
+            policy = self._cold_start(state.policy, cursor["done"])
+            state = self._parts.learner.begin(policy.params)
+            self._save_reference(state)
             self._save(state, "train", 0)
             cursor = {"stage": "train", "done": 0}
-        self._publish(state.params, COLD_VERSION + cursor["done"])
+        self._find_reference(state)
+        self._publish(state.policy.params, self._version(cursor["done"]))
         self._evaluate("before")
-        for step in range(cursor["done"], self._config.steps):
+        for step in range(cursor["done"], self._all_steps):
             state = self._step(state, step)
         self._evaluate("after")
         self._checkpoints.wait()
@@ -162,12 +146,23 @@ class Loop:
 
     # --- where the run stands ------------------------------------------------------------------
 
-    def _start(self) -> tuple[TrainState, dict[str, Any]]:
+    @property
+    def _all_steps(self) -> int:
+        """Steps that train the value model only, then the others."""
+        return self._parts.learner.pretrain_steps + self._config.steps
+
+    def _version(self, done: int) -> int:
+        """Of the weights after so many steps."""
+        return COLD_VERSION + max(0, done - self._parts.learner.pretrain_steps)
+
+    def _start(self) -> tuple[RunState, dict[str, Any]]:
         """The latest checkpoint and its cursor, or the base model."""
         latest = self._checkpoints.latest()
-        stage = "train" if latest is not None and latest >= self._cold.updates else "cold"
-        optimizer = self._parts.cold_optimizer if stage == "cold" else self._parts.optimizer
-        state = init_state(self._parts.base_params, optimizer, self._parts.parallel)
+        learner, base = self._parts.learner, self._parts.base_params
+        if latest is not None and latest >= self._cold.updates:
+            state = learner.begin(base)
+        else:
+            state = RunState(init_state(base, self._parts.cold_optimizer, learner.parallel))
         if latest is None:
             return state, {"stage": "cold", "done": 0}
         state, cursor = self._checkpoints.restore(state)
@@ -175,7 +170,22 @@ class Loop:
         self._display.say(f"resuming from {cursor['stage']} update {cursor['done']}")
         return state, cursor
 
-    def _save(self, state: TrainState, stage: str, done: int) -> None:
+    def _save_reference(self, state: RunState) -> None:
+        """The policy before its first step, for a KL penalty; written once."""
+        if self._parts.learner.wants_reference:
+            kept = Checkpoints(self._folder.path / "reference")
+            if kept.latest() is None:
+                kept.save(0, state.policy.params, {})
+            kept.close()
+
+    def _find_reference(self, state: RunState) -> None:
+        if self._parts.learner.wants_reference:
+            kept = Checkpoints(self._folder.path / "reference")
+            found, _ = kept.restore(copy_of(state.policy.params))
+            self._reference = jax.tree.map(jax.numpy.asarray, found)
+            kept.close()
+
+    def _save(self, state: RunState, stage: str, done: int) -> None:
         number = done if stage == "cold" else self._cold.updates + done
         self._checkpoints.save(number, state, {"stage": stage, "done": done})
 
@@ -197,23 +207,24 @@ class Loop:
         )
         scores = self._parts.summarise(episodes)
         self._folder.note(demonstrator=scores)
-        self._display.say(f"demonstrator, pass@1: {_shown(scores)}")
+        self._display.say(f"demonstrator, pass@1: {scores_line(scores)}")
         with self._display.bar("cold start", self._cold.updates, done) as advance:
 
             def on_update(update: int, state: TrainState, metrics: dict[str, float]) -> None:
                 advance()
                 self._metrics.write("cold", update, metrics)
                 if update % self._config.cold_checkpoint_every == 0 and update < self._cold.updates:
-                    self._save(state, "cold", update)
+                    self._save(RunState(state), "cold", update)
                     self._display.say(f"cold start {update:4d}  nll {metrics['nll']:.3f}")
 
             return train_supervised(
-                state, self._parts.cold_programs, episodes, self._batch, self._cold,
+                state, self._parts.cold_programs, episodes, self._parts.learner.batch, self._cold,
                 self._seed, on_update, start=done,
             )  # fmt: skip
 
-    def _step(self, state: TrainState, step: int) -> TrainState:
+    def _step(self, state: RunState, step: int) -> RunState:
         begin_s = time.perf_counter()
+        value_only = step < self._parts.learner.pretrain_steps
         self._parts.source.usage()  # what was spent until here belongs to no step
         plan = plan_step(
             self._parts.train_tasks,
@@ -225,22 +236,23 @@ class Loop:
             group_size=self._config.group_size,
         )
         sampling = SamplingParams(temperature=self._config.temperature)
-        title = f"step {step + 1}/{self._config.steps}"
+        title = f"step {step + 1}/{self._all_steps}"
         episodes = self._collect(title, plan, self._parts.policy, sampling, on_policy=True)
         rollout_s = time.perf_counter() - begin_s
         state, metrics = reinforce(
-            state, self._parts.programs, episodes, self._batch, self._config.reinforce,
-            seed=self._seed * 100_003 + step,
+            state, self._parts.learner, episodes, self._seed * 100_003 + step,
+            self._reference, value_only,
         )  # fmt: skip
         publish_s = time.perf_counter()
-        self._publish(state.params, COLD_VERSION + step + 1)
+        if not value_only:
+            self._publish(state.policy.params, self._version(step + 1))
         metrics["publish_s"] = time.perf_counter() - publish_s
         metrics |= {"rollout_s": rollout_s, **self._parts.source.usage()}
         metrics["step_s"] = time.perf_counter() - begin_s
         self._metrics.write("train", step + 1, metrics)
-        if (step + 1) % self._config.checkpoint_every == 0 or step + 1 == self._config.steps:
+        if (step + 1) % self._config.checkpoint_every == 0 or step + 1 == self._all_steps:
             self._save(state, "train", step + 1)
-        self._display.say(_step_line(step + 1, self._config.steps, metrics))
+        self._display.say(step_line(step + 1, self._all_steps, metrics))
         return state
 
     def _evaluate(self, when: str) -> None:
@@ -259,7 +271,7 @@ class Loop:
         )
         scores = self._parts.summarise(episodes)
         self._folder.note(**{when: scores})
-        self._display.say(f"held-out pass@1 {when}: {_shown(scores)}")
+        self._display.say(f"held-out pass@1 {when}: {scores_line(scores)}")
 
     def _collect(
         self,
@@ -280,20 +292,3 @@ class Loop:
                 f"{failed[0].outcome}: {failed[0].detail or failed[0].grade.reason}"
             )
         return episodes
-
-
-def _shown(scores: dict[str, dict[str, Any]]) -> str:
-    return "  ".join(f"{name} {score['mean']:.3f}" for name, score in scores.items())
-
-
-def _step_line(step: int, steps: int, m: dict[str, Any]) -> str:
-    rewards = "  ".join(
-        f"{name.removeprefix('reward/')} {value:.2f}"
-        for name, value in m.items()
-        if name.startswith("reward/")
-    )
-    return (
-        f"step {step:3d}/{steps}  reward {m['reward_mean']:.3f} ({rewards})  "
-        f"entropy {m.get('entropy', 0.0):.3f}  clip {m.get('clip_share', 0.0):.3f}  "
-        f"{m['step_s']:.1f} s"
-    )

@@ -43,26 +43,50 @@ def score(parallel: Parallel, one_chip: Callable[..., Any]) -> Callable[..., Any
 
 
 def accumulate(parallel: Parallel, one_chip: Callable[..., Any]) -> Callable[..., Any]:
-    """(params, grads, batch) -> (grads plus this batch's, loss, its sums); grads are consumed."""
+    """(params, grads, batch, load) -> (grads plus this batch's, loss, its sums); grads go in."""
     chips_of_a_row = parallel.mesh.shape[X]
 
-    def share(params: Any, batch: TreeBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        value, sums = one_chip(params, batch)
+    def share(params: Any, batch: TreeBatch, load: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        value, sums = one_chip(params, batch, load)
         return value / chips_of_a_row, sums
 
-    def local(params: Any, grads: Any, batch: TreeBatch) -> tuple[Any, jax.Array, Any]:
-        (value, sums), new = jax.value_and_grad(share, has_aux=True)(params, batch)
+    def local(params: Any, grads: Any, batch: TreeBatch, load: Any) -> tuple[Any, jax.Array, Any]:
+        (value, sums), new = jax.value_and_grad(share, has_aux=True)(params, batch, load)
         new = jax.tree.map(_over_replicas, new, specs(params))
         overflow = jax.lax.psum(sums.pop(OVERFLOW), (FSDP, X))
-        sums = jax.lax.psum(sums, FSDP) | {OVERFLOW: overflow}
+        sums = {name: _over_rows(name, x) for name, x in sums.items()} | {OVERFLOW: overflow}
         return jax.tree.map(jnp.add, grads, new), jax.lax.psum(value, (FSDP, X)), sums
 
-    def program(params: Any, grads: Any, batch: TreeBatch) -> Any:
+    def program(params: Any, grads: Any, batch: TreeBatch, load: Any) -> Any:
         place = specs(params)
-        out = (place, _EVERYWHERE, _EVERYWHERE)
-        return _on_chips(local, parallel, (place, place, ROWS), out)(params, grads, batch)
+        inside, out = (place, place, ROWS, _EVERYWHERE), (place, _EVERYWHERE, _EVERYWHERE)
+        return _on_chips(local, parallel, inside, out)(params, grads, batch, load)
 
     return jax.jit(program, donate_argnums=(1,))
+
+
+def total(parallel: Parallel, one_chip: Callable[..., Any]) -> Callable[..., Any]:
+    """(params, batch) -> (sum over all rows, overflow i32[]), on every chip alike."""
+
+    def local(params: Any, batch: TreeBatch) -> tuple[Any, jax.Array]:
+        found, overflow = one_chip(params, batch)
+        return jax.lax.psum(found, FSDP), jax.lax.psum(overflow, (FSDP, X))
+
+    def program(params: Any, batch: TreeBatch) -> Any:
+        return _on_chips(local, parallel, (specs(params), ROWS), _EVERYWHERE)(params, batch)
+
+    return jax.jit(program)
+
+
+def _over_rows(name: str, x: jax.Array) -> jax.Array:
+    """A sum, or an extreme of what is named so, over the chips that hold other rows."""
+    over = jax.lax.psum
+    if name.endswith("_max"):
+        over = jax.lax.pmax
+    elif name.endswith("_min"):
+        over = jax.lax.pmin
+    joined: jax.Array = over(x, FSDP)
+    return joined
 
 
 def _over_replicas(grad: jax.Array, place: PartitionSpec) -> jax.Array:
@@ -97,9 +121,15 @@ def place_rows(parallel: Parallel, batch: TreeBatch) -> TreeBatch:
     return jax.tree.map(lambda x: _put(x, rows), batch)  # type: ignore[no-any-return]
 
 
+def everywhere(parallel: Parallel, x: Any) -> jax.Array:
+    """A host array, the same on every host, whole on each chip."""
+    return _put(x, NamedSharding(parallel.mesh, _EVERYWHERE))
+
+
 def _put(x: Any, where: NamedSharding) -> jax.Array:
     host = np.asarray(x)
-    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
+    with jax.transfer_guard_host_to_device("allow"):  # this is where arrays are meant to move
+        return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
 
 def check_rows(parallel: Parallel, micro_rows: int) -> None:

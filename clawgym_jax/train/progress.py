@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -63,3 +64,21 @@ class Display:
                 self.say(f"{title}: {count} of {total}")
 
         return advance
+
+
+def scores_line(scores: dict[str, dict[str, Any]]) -> str:
+    return "  ".join(f"{name} {score['mean']:.3f}" for name, score in scores.items())
+
+
+def step_line(step: int, steps: int, m: dict[str, Any]) -> str:
+    rewards = "  ".join(
+        f"{name.removeprefix('reward/')} {value:.2f}"
+        for name, value in m.items()
+        if name.startswith("reward/")
+    )
+    critic = f"explained {m['explained_variance']:.2f}  " if "explained_variance" in m else ""
+    return (
+        f"step {step:3d}/{steps}  reward {m['reward_mean']:.3f} ({rewards})  "
+        f"entropy {m.get('entropy', 0.0):.3f}  clip {m.get('clip_share', 0.0):.3f}  "
+        f"{critic}{m['step_s']:.1f} s"
+    )

@@ -1,10 +1,12 @@
 """One reinforcement-learning step: graded episodes in, new weights and a page of numbers out.
 
-    episodes -> batch (ledger closed) -> old log-probs -> log-prob check -> updates
+    episodes -> batch (ledger closed) -> old log-probs -> log-prob check, rollout correction
+             -> reference log-probs (with a KL penalty) -> values, advantages (with PPO)
+             -> updates of the value model (with PPO) -> updates of the policy
 
 Not here: rollouts, checkpoints, the order of steps (`loop`).
 Invariant: given the same state and episodes, the new state is the same bit for bit (CPU).
-Source: ClawGym II, GRPO on prefix trees.
+Source: ClawGym II, GRPO and PPO on prefix trees.
 """
 
 from __future__ import annotations
@@ -13,67 +15,120 @@ import dataclasses
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from clawgym_jax.batch.from_episodes import BatchConfig, BatchReport, build_batch
-from clawgym_jax.batch.tree_batch import TreeBatch
-from clawgym_jax.core.errors import ConfigError, LogprobError
+from clawgym_jax.batch.from_episodes import BatchReport, build_batch
+from clawgym_jax.batch.scored import set_old, set_ref, set_values
+from clawgym_jax.batch.tree_batch import Minibatch
+from clawgym_jax.core.errors import LogprobError
 from clawgym_jax.core.types import Episode, Outcome
-from clawgym_jax.train.state import TrainState
-from clawgym_jax.train.step import TrainStep, logprob_check
-
-PERMUTED = "permuted"
-
-
-@dataclass(frozen=True)
-class ReinforceConfig:
-    """How a step's episodes are used."""
-
-    minibatches: int = 1  # optimiser steps per batch, whole groups each
-    epochs: int = 1
-    max_logprob_gap: float = 1e-4  # engine against trainer, on policy in fp32; 0 = report only
-    rewards: str = "graded"  # "permuted" = the control: shuffled among all rollouts of a step
-
-    def __post_init__(self) -> None:
-        if self.rewards not in ("graded", PERMUTED):
-            raise ConfigError(
-                f'reinforce.rewards: expected "graded" or "permuted", got {self.rewards!r}'
-            )
-        if self.minibatches < 1 or self.epochs < 1:
-            raise ConfigError("reinforce.minibatches and epochs: expected at least 1 each")
+from clawgym_jax.train.learner import PERMUTED, Learner
+from clawgym_jax.train.state import RunState
+from clawgym_jax.train.step import logprob_check
 
 
 def reinforce(
-    state: TrainState,
-    programs: TrainStep,
+    state: RunState,
+    learner: Learner,
     episodes: Sequence[Episode],
-    batch_config: BatchConfig,
-    config: ReinforceConfig,
     seed: int,
-) -> tuple[TrainState, dict[str, Any]]:
-    """Raises LedgerError or LogprobError where tokens or log-probs do not agree."""
+    reference: Any = None,
+    value_only: bool = False,
+) -> tuple[RunState, dict[str, Any]]:
+    """Raises LedgerError or LogprobError where tokens or log-probs do not agree.
+
+    reference: parameters that a KL penalty pulls towards. value_only: the policy stays as it is
+    (the value model's pretraining).
+    """
     clock = _Stopwatch()
+    config = learner.reinforce
     used = _permuted(episodes, seed) if config.rewards == PERMUTED else list(episodes)
-    batches, report = build_batch(used, batch_config, config.minibatches, seed)
+    batches, report = build_batch(used, learner.batch, config.minibatches, seed)
     clock.lap("pack_s")
-    batches = [b.replace(old_logprobs=programs.old_logprobs(state.params, b)) for b in batches]
+    batches, measured = _with_logprobs(state, learner, batches, reference)
     clock.lap("old_logprobs_s")
-    gap = _check(batches, config.max_logprob_gap)
-    updates = []
-    for _ in range(config.epochs):
-        for batch in batches:
-            if batch.mask.any():
-                state, metrics = programs.update(state, batch)
-                updates.append(metrics)
-    clock.lap("update_s")
-    return state, {**gap, **_means(updates), **_counts(episodes, report), **clock.seconds}
+    if learner.critic is not None:
+        batches, about = _with_values(state, learner, batches)
+        measured |= about
+        clock.lap("values_s")
+        state, about = _update_value(state, learner, batches)
+        measured |= about
+        clock.lap("value_update_s")
+    if not value_only:
+        state, about = _update_policy(state, learner, batches)
+        measured |= about
+        clock.lap("update_s")
+    return state, {**measured, **_counts(episodes, report), **clock.seconds}
 
 
-def _check(batches: Sequence[TreeBatch], limit: float) -> dict[str, float]:
-    gaps = [logprob_check(batch) for batch in batches]
+def _with_logprobs(
+    state: RunState, learner: Learner, batches: Sequence[Minibatch], reference: Any
+) -> tuple[list[Minibatch], dict[str, float]]:
+    """Old log-probs, the check against the engine's, the correction, reference log-probs."""
+    out, drift = [], []
+    for batch in batches:
+        old = [learner.policy.logprobs(state.policy.params, part.arrays) for part in batch]
+        batch, about = set_old(batch, old, learner.batch)
+        drift.append(about)
+        if learner.wants_reference:
+            assert reference is not None, "a KL penalty needs the reference policy's parameters"
+            scored = [learner.policy.logprobs(reference, part.arrays) for part in batch]
+            batch = set_ref(batch, scored)
+        out.append(batch)
+    return out, _check(out, learner.reinforce.max_logprob_gap) | _means(drift)
+
+
+def _with_values(
+    state: RunState, learner: Learner, batches: Sequence[Minibatch]
+) -> tuple[list[Minibatch], dict[str, float]]:
+    """Values before the update; returns and advantages from them."""
+    assert learner.critic is not None
+    params = learner.value_state(state).params
+    out, about = [], []
+    for batch in batches:
+        values = [learner.critic.values(params, part.arrays) for part in batch]
+        batch, found = set_values(batch, values, learner.batch)
+        out.append(batch)
+        about.append(found)
+    return out, _means(about)
+
+
+def _update_value(
+    state: RunState, learner: Learner, batches: Sequence[Minibatch]
+) -> tuple[RunState, dict[str, float]]:
+    """The numbers are those of the first pass: how good the values were that were used."""
+    assert learner.critic is not None
+    value, passes = learner.value_state(state), []
+    for _ in range(learner.critic_config.epochs):
+        for batch in _trainable(batches):
+            value, metrics = learner.critic.update(value, [part.arrays for part in batch])
+            passes.append(metrics)
+    first = passes[: len(_trainable(batches))]
+    return dataclasses.replace(state, value=value), _means(first)
+
+
+def _update_policy(
+    state: RunState, learner: Learner, batches: Sequence[Minibatch]
+) -> tuple[RunState, dict[str, float]]:
+    policy, updates = state.policy, []
+    for _ in range(learner.reinforce.epochs):
+        for batch in _trainable(batches):
+            policy, metrics = learner.policy.update(policy, [part.arrays for part in batch])
+            updates.append(metrics)
+    metrics = _means(updates) | {"updates": float(len(updates))}
+    if updates:
+        metrics["trained_tok"] = float(sum(u["trained_tok"] for u in updates))
+    return dataclasses.replace(state, policy=policy), metrics
+
+
+def _trainable(batches: Sequence[Minibatch]) -> list[Minibatch]:
+    return [batch for batch in batches if any(part.arrays.mask.any() for part in batch)]
+
+
+def _check(batches: Sequence[Minibatch], limit: float) -> dict[str, float]:
+    gaps = [logprob_check(part.arrays) for batch in batches for part in batch]
     worst = max((g["logprob_gap_max"] for g in gaps), default=0.0)
     if limit and worst > limit:
         raise LogprobError(
@@ -85,13 +140,15 @@ def _check(batches: Sequence[TreeBatch], limit: float) -> dict[str, float]:
     return {"logprob_gap_max": worst, "logprob_gap_mean": mean}
 
 
-def _means(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean over the step's updates, token counts summed."""
-    if not updates:
-        return {"updates": 0.0}
-    out = {name: float(np.mean([u[name] for u in updates])) for name in updates[0]}
-    out["trained_tok"] = float(sum(u["trained_tok"] for u in updates))
-    out["updates"] = float(len(updates))
+def _means(passes: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Over passes; of what is named an extreme, the extreme."""
+    out = {}
+    for name in passes[0] if passes else ():
+        values = [p[name] for p in passes if name in p]
+        join: Any = np.mean
+        if name.endswith(("_max", "_min")):
+            join = max if name.endswith("_max") else min
+        out[name] = float(join(values))
     return out
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clawgym_jax.batch.from_episodes import TOKEN_MEAN, BatchConfig, build_sft_batch
+from clawgym_jax.batch.config import TOKEN_MEAN, BatchConfig
+from clawgym_jax.batch.from_episodes import build_sft_batch
 from clawgym_jax.core.types import Episode
 from clawgym_jax.train.state import OptimConfig, TrainState
 from clawgym_jax.train.step import TrainStep
@@ -53,7 +54,7 @@ def train_supervised(
         begin_s = time.perf_counter()
         chosen = [usable[i] for i in _choice(len(usable), config, seed, update)]
         batch, report = build_sft_batch(chosen, shared)
-        state, metrics = programs.update(state, batch)
+        state, metrics = programs.update(state, [part.arrays for part in batch])
         metrics |= {
             "seconds": time.perf_counter() - begin_s,
             "unique_tok": report.unique_tok,

@@ -42,6 +42,15 @@ class TrainState:
     updates: jax.Array  # i32[]
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RunState:
+    """The policy and, with PPO, the value model."""
+
+    policy: TrainState
+    value: TrainState | None = None
+
+
 def make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
     """Clip by global norm, then AdamW under the schedule."""
     if config.learning_rate <= 0:

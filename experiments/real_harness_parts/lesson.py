@@ -18,12 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from clawgym_jax.batch.from_episodes import BatchConfig, BatchReport, build_batch
-from clawgym_jax.batch.tree_batch import TreeBatch
+from clawgym_jax.batch.config import BatchConfig
+from clawgym_jax.batch.from_episodes import BatchReport, build_batch
+from clawgym_jax.batch.scored import set_old
+from clawgym_jax.batch.tree_batch import Part, TreeBatch
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.types import Episode
+from clawgym_jax.train.policy import LossConfig
 from clawgym_jax.train.state import OptimConfig, TrainState, init_state, make_optimizer
-from clawgym_jax.train.step import LossConfig, TrainStep, logprob_check
+from clawgym_jax.train.step import TrainStep, logprob_check
 from clawgym_jax.tree.pack import PackConfig
 
 ROW_BUCKETS = (4096, 8192, 12_288, 16_384, 20_480, 24_576, 32_768, 49_152, 57_344, 65_536)
@@ -63,7 +66,7 @@ class Teacher:
 
     def teach(self, episodes: Sequence[Episode]) -> Lesson:
         """Old log-probs, the updates, new log-probs."""
-        batch, report = _packed(episodes)
+        part, report = _packed(episodes)
         seconds: dict[str, float] = {}
         started_s = time.perf_counter()
 
@@ -72,15 +75,16 @@ class Teacher:
             now_s = time.perf_counter()
             seconds[name], started_s = now_s - started_s, now_s
 
-        before = self._programs.old_logprobs(self.state.params, batch)
-        batch = batch.replace(old_logprobs=before)
+        before = self._programs.logprobs(self.state.params, part.arrays)
+        ((part,), _) = set_old((part,), [before], BatchConfig())
+        batch = part.arrays
         lap("old_logprobs")
         norms = []
         for _ in range(UPDATES):
-            self.state, metrics = self._programs.update(self.state, batch)
+            self.state, metrics = self._programs.update(self.state, [batch])
             norms.append(metrics["grad_norm"])
         lap("updates")
-        after = self._programs.old_logprobs(self.state.params, batch)
+        after = self._programs.logprobs(self.state.params, batch)
         lap("new_logprobs")
         return Lesson(
             grad_norm=norms[0],
@@ -99,7 +103,7 @@ class Teacher:
         )
 
 
-def _packed(episodes: Sequence[Episode]) -> tuple[TreeBatch, BatchReport]:
+def _packed(episodes: Sequence[Episode]) -> tuple[Part, BatchReport]:
     """The episodes in the smallest row that holds them all, if one does."""
     most = PackConfig(row_tok=ROW_BUCKETS[-1], train_tok=TRAIN_BUCKETS[-1])
     _, report = build_batch(episodes, BatchConfig(pack=most))
@@ -112,8 +116,8 @@ def _packed(episodes: Sequence[Episode]) -> tuple[TreeBatch, BatchReport]:
         row_tok=_bucket(ROW_BUCKETS, report.unique_tok),
         train_tok=_bucket(TRAIN_BUCKETS, report.ledger.trained_tok),
     )
-    batches, report = build_batch(episodes, BatchConfig(pack=config))
-    return batches[0], report
+    (batch,), report = build_batch(episodes, BatchConfig(pack=config))
+    return batch[0], report
 
 
 def _bucket(buckets: Sequence[int], needed: int) -> int:

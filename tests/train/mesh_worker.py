@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from clawgym_jax.batch.from_episodes import _fill
+from clawgym_jax.batch.fill import at_rollouts, fill
 from clawgym_jax.batch.tree_batch import TreeBatch
 from clawgym_jax.core.errors import CapacityError
 from clawgym_jax.model import qwen3, sharding
@@ -32,8 +32,11 @@ from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.parallel import MeshConfig, Parallel
 from clawgym_jax.train import mesh
 from clawgym_jax.train.checkpoint import Checkpoints
+from clawgym_jax.train.critic import CriticConfig, init_critic, trunk_config
+from clawgym_jax.train.machine import Step
+from clawgym_jax.train.policy import LossConfig
 from clawgym_jax.train.state import OptimConfig, TrainState, init_state, make_optimizer
-from clawgym_jax.train.step import LossConfig, TrainStep
+from clawgym_jax.train.step import TrainStep, ValueStep
 from clawgym_jax.tree.filters import FilterConfig, select_calls
 from clawgym_jax.tree.pack import PackConfig, pack
 from tests.tree.histories import random_rollout
@@ -50,8 +53,11 @@ MODELS = {
     ),
 }  # fmt: skip
 LOSS = LossConfig(
-    clip_low=0.1, clip_high=0.15, correction_cap=1.5, logit_chunk=24, attention="dense"
+    clip_low=0.1, clip_high=0.15, kl_coef=0.05, entropy_coef=0.01, logit_chunk=24, attention="dense"
 )
+BALANCE = {"dense": 0.0, "moe": 0.02}  # a dense model has no experts to balance
+CRITIC = CriticConfig(clip_eps=0.3, attention="dense")
+POLICY, VALUE = "policy", "value"
 OPTIMIZER = make_optimizer(OptimConfig(learning_rate=1e-3, grad_clip=0.5))
 ROWS, MICRO_ROWS, ROW_TOK = 16, 8, 64
 
@@ -60,7 +66,7 @@ ROWS, MICRO_ROWS, ROW_TOK = 16, 8, 64
 class Side:
     """A train step on one device or on a mesh, with its own copy of the same parameters."""
 
-    programs: TrainStep
+    programs: Step
     params: Any
     parallel: Parallel | None = None
 
@@ -68,39 +74,87 @@ class Side:
         return init_state(self.params, OPTIMIZER, self.parallel)
 
     def loss_and_gradients(self, batch: TreeBatch) -> tuple[float, Any]:
-        grads, total = self.programs._zeros(self.params), 0.0
-        for micro in self.programs._micro(batch):
-            grads, value, _ = self.programs._accumulate(self.params, grads, micro)
-            total += float(value)
-        return total, grads
+        load = None
+        if isinstance(self.programs, TrainStep) and self.programs.loss.balance_coef:
+            load = self.programs.load(self.params, [batch])
+        grads, losses, _ = self.programs.gradients(self.params, [batch], load)
+        return float(sum(map(float, losses))), grads
+
+    def scores(self, batch: TreeBatch) -> np.ndarray:
+        """Log-probs, or values."""
+        if isinstance(self.programs, TrainStep):
+            return self.programs.logprobs(self.params, batch)
+        assert isinstance(self.programs, ValueStep)
+        return self.programs.values(self.params, batch)
 
 
 def packed_batch() -> TreeBatch:
     """Random rollouts with forks and retries, packed; the last rows are empty."""
     keep = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
     made = [random_rollout(i, episode=f"e{i}", vocab=29, max_prompt=40) for i in range(14)]
-    rows = pack([select_calls(c, keep) for c in made], PackConfig(row_tok=ROW_TOK, train_tok=40))
+    found = pack([select_calls(c, keep) for c in made], PackConfig(row_tok=ROW_TOK, train_tok=40))
+    (rows,) = found if isinstance(found, tuple) else (found,)  # TEMP
     rng = np.random.default_rng(0)
     weight, advantage = rng.uniform(0.01, 0.05, 14), rng.normal(size=14)
-    batch = _fill(rows, weight.astype(np.float32), advantage.astype(np.float32))
+    batch = fill(rows, at_rollouts(rows, weight), at_rollouts(rows, advantage))
+
+    def drawn(low: float, high: float) -> np.ndarray:
+        values = rng.uniform(low, high, batch.mask.shape)
+        return np.where(batch.mask, values, 0.0).astype(np.float32)
+
+    batch = batch.replace(
+        correction=drawn(0.5, 1.5),
+        ref_logprobs=drawn(-4.0, -1.0),
+        returns=drawn(0.0, 1.0),
+        old_values=drawn(0.0, 1.0),
+    )
     return batch.padded(ROWS)
 
 
+def with_routes(batch: TreeBatch) -> TreeBatch:
+    """Recorded experts for every second token: two different ones of eight."""
+    model = MODELS["moe"]
+    rng = np.random.default_rng(1)
+    order = rng.random((batch.rows, model.num_layers, ROW_TOK, model.num_experts)).argsort(-1)
+    routes = order[..., : model.num_experts_per_tok].astype(np.int16)
+    routes[:, :, ::2] = -1
+    return batch.replace(routes=routes)
+
+
 @functools.cache
-def one_device(name: str) -> Side:
-    graphdef, params = qwen3.init(MODELS[name], jax.random.key(0))
+def one_device(name: str, kind: str = POLICY) -> Side:
+    model = MODELS[name]
+    graphdef, params = qwen3.init(model, jax.random.key(0))
     params = jax.tree.map(lambda p: np.asarray(5.0 * p if p.ndim > 2 else p), params)
-    return Side(TrainStep(graphdef, OPTIMIZER, LOSS, MICRO_ROWS), params)
+    if kind == VALUE:
+        graphdef, _ = qwen3.abstract(trunk_config(model))
+        params = init_critic(model, params)
+        params["value"] = np.random.default_rng(2).normal(size=model.hidden_size) / 8
+        params = jax.tree.map(lambda p: np.asarray(p, np.float32), params)
+    return Side(make_step(name, kind, graphdef), jax.tree.map(jnp.asarray, params))
 
 
-def on_mesh(name: str, config: MeshConfig, **options: Any) -> Side:
+def make_step(
+    name: str, kind: str, graphdef: Any, *parallel: Parallel, attention: str = ""
+) -> Step:
+    if kind == VALUE:
+        return ValueStep(graphdef, OPTIMIZER, CRITIC, MICRO_ROWS, *parallel)
+    loss = dataclasses.replace(
+        LOSS, balance_coef=BALANCE[name], attention=attention or LOSS.attention
+    )
+    return TrainStep(graphdef, OPTIMIZER, loss, MICRO_ROWS, *parallel)
+
+
+def on_mesh(
+    name: str, config: MeshConfig, kind: str = POLICY, remat: Any = "none", attention: str = ""
+) -> Side:
     parallel = Parallel.make(config)
     assert parallel is not None
-    graphdef, shapes = qwen3.abstract(MODELS[name], options.get("remat", "none"), parallel)
-    sharding.check(MODELS[name], shapes, parallel.mesh)
-    loss = dataclasses.replace(LOSS, attention=options.get("attention", LOSS.attention))
-    programs = TrainStep(graphdef, OPTIMIZER, loss, MICRO_ROWS, parallel)
-    return Side(programs, mesh.place(parallel, one_device(name).params), parallel)
+    model = MODELS[name] if kind == POLICY else trunk_config(MODELS[name])
+    graphdef, shapes = qwen3.abstract(model, remat, parallel)
+    sharding.check(model, shapes, parallel.mesh)
+    programs = make_step(name, kind, graphdef, parallel, attention=attention)
+    return Side(programs, mesh.place(parallel, one_device(name, kind).params), parallel)
 
 
 def distances(got: Any, wanted: Any) -> dict[str, float]:
@@ -116,17 +170,22 @@ def distances(got: Any, wanted: Any) -> dict[str, float]:
 
 
 @functools.cache
-def expected(name: str) -> tuple[TreeBatch, np.ndarray, tuple[float, Any]]:
-    """One device's numbers: a batch off its policy, its old log-probs, loss and gradients."""
-    one, batch = one_device(name), packed_batch()
-    old = one.programs.old_logprobs(one.params, batch)
-    batch = batch.replace(old_logprobs=(0.97 * old).astype(np.float32))
-    return batch, old, one.loss_and_gradients(batch)
+def expected(
+    name: str, kind: str = POLICY, replay: bool = False
+) -> tuple[TreeBatch, np.ndarray, tuple[float, Any]]:
+    """One device's numbers: a batch off its policy, its log-probs or values, loss, gradients."""
+    one, batch = one_device(name, kind), packed_batch()
+    if replay:
+        batch = with_routes(batch)
+    scores = one.scores(batch)
+    if kind == POLICY:
+        batch = batch.replace(old_logprobs=(0.97 * scores).astype(np.float32))
+    return batch, scores, one.loss_and_gradients(batch)
 
 
-def compare(name: str, config: MeshConfig, **options: Any) -> dict[str, Any]:
+def compare(name: str, config: MeshConfig, replay: bool = False, **options: Any) -> dict[str, Any]:
     """Relative differences of loss and gradients between the mesh and one device."""
-    batch, _, (wanted, wanted_grads) = expected(name)
+    batch, _, (wanted, wanted_grads) = expected(name, options.get("kind", POLICY), replay)
     loss, grads = on_mesh(name, config, **options).loss_and_gradients(batch)
     return {
         "loss": abs(loss - wanted) / abs(wanted),
@@ -136,12 +195,14 @@ def compare(name: str, config: MeshConfig, **options: Any) -> dict[str, Any]:
 
 def compare_all(name: str, config: MeshConfig, **options: Any) -> dict[str, Any]:
     """The same, and old log-probs, and the state and metrics after three updates."""
-    one, many, (batch, old, _) = one_device(name), on_mesh(name, config, **options), expected(name)
-    gap = many.programs.old_logprobs(many.params, batch) - old
+    kind = options.get("kind", POLICY)
+    one, many = one_device(name, kind), on_mesh(name, config, **options)
+    batch, scores, _ = expected(name, kind)
+    gap = many.scores(batch) - scores
     states = [many.state(), one.state()]
     for _ in range(3):
         (states[0], got), (states[1], wanted) = (
-            side.programs.update(state, batch)
+            side.programs.update(state, [batch])
             for side, state in zip((many, one), states, strict=True)
         )
     return compare(name, config, **options) | {
@@ -160,8 +221,8 @@ def overflow() -> dict[str, Any]:
     state = many.state()
     said = []
     for call in (
-        lambda: many.programs.update(state, packed_batch()),
-        lambda: many.programs.old_logprobs(state.params, packed_batch()),
+        lambda: many.programs.update(state, [packed_batch()]),
+        lambda: many.scores(packed_batch()),
     ):
         try:
             call()
@@ -174,17 +235,25 @@ def overflow() -> dict[str, Any]:
 def checkpoint() -> dict[str, Any]:
     """A sharded state comes back bit for bit, cut as it was."""
     many = on_mesh("dense", MeshConfig(2, 4))
-    state, _ = many.programs.update(many.state(), packed_batch())
+    state, _ = many.programs.update(many.state(), [packed_batch()])
     with tempfile.TemporaryDirectory() as folder:
         kept = Checkpoints(Path(folder))
         kept.save(1, state, {"done": 1})
         kept.wait()
         found, _ = kept.restore(many.state())
+        other = on_mesh("dense", MeshConfig(4, 2)).state()
+        moved, _ = kept.restore(other)
         kept.close()
     pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True))
+    elsewhere = list(zip(jax.tree.leaves(moved), jax.tree.leaves(other), strict=True))
     return {
         "equal": all(bool(jnp.array_equal(a, b)) for a, b in pairs),
         "placed": all(a.sharding == b.sharding for a, b in pairs),
+        "moved": all(
+            np.array_equal(np.asarray(a), np.asarray(b))
+            for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(state), strict=True)
+        ),
+        "moved_placed": all(a.sharding == b.sharding for a, b in elsewhere),
     }
 
 
@@ -229,6 +298,9 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "moe 4x2 ragged": lambda: compare(
         "moe", MeshConfig(4, 2, "ragged", 8.0), remat="products", attention="blocked"
     ),
+    "moe 2x4 replay": lambda: compare("moe", MeshConfig(2, 4, "all_gather", 8.0), replay=True),
+    "value moe 2x4": lambda: compare_all("moe", MeshConfig(2, 4, "all_gather", 8.0), kind=VALUE),
+    "value dense 4x2": lambda: compare("dense", MeshConfig(4, 2), kind=VALUE),
     "moe 1x8 ragged": lambda: compare("moe", MeshConfig(1, 8, "ragged", 8.0)),
     "dense 2x4": lambda: compare_all("dense", MeshConfig(2, 4)),
     "dense 4x2": lambda: compare("dense", MeshConfig(4, 2)),

@@ -21,9 +21,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LOSS, GRADIENT, STATE = 1e-5, 1e-4, 1e-4
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-MOE = ("moe 2x4 all_gather", "moe 4x2 ragged")
-DENSE = ("dense 4x2", "dense 8x1")
-TWO_PROCESSES = ("moe 1x8 ragged", "dense 2x4")  # x lies over both; fsdp lies over both
+MOE = ("moe 2x4 all_gather", "moe 4x2 ragged", "moe 2x4 replay", "value moe 2x4")
+DENSE = ("dense 4x2", "dense 8x1", "value dense 4x2")
+TWO_PROCESSES = ("moe 1x8 ragged", "dense 2x4", "value dense 4x2")  # x lies over both; fsdp too
 OTHERS = ("overflow", "serving", "checkpoint")
 WRONG = (
     "no sum over replicas", "a token loses an expert",
@@ -120,3 +120,8 @@ def test_the_serving_table_serves_the_same_model() -> None:
 def test_a_sharded_state_is_restored_bit_for_bit() -> None:
     found = measured(OTHERS)["checkpoint"]
     assert found["equal"] and found["placed"]
+
+
+def test_a_sharded_state_moves_to_another_mesh_bit_for_bit() -> None:
+    found = measured(OTHERS)["checkpoint"]
+    assert found["moved"] and found["moved_placed"]

@@ -14,21 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from clawgym_jax.batch.from_episodes import _fill
+from clawgym_jax.batch.fill import at_rollouts, fill
 from clawgym_jax.batch.tree_batch import TreeBatch
 from clawgym_jax.core.types import Span
 from clawgym_jax.model.attention import dense_tree_attention
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.qwen3 import apply, apply_logits, init
-from clawgym_jax.train.step import LossConfig, loss_sums, score_rows
+from clawgym_jax.train.policy import LossConfig, loss_sums, score_rows
 from clawgym_jax.tree.filters import FilterConfig, select_calls
-from clawgym_jax.tree.pack import PackConfig, pack
+from clawgym_jax.tree.pack import PackConfig, PackedRows, pack
 from tests.tree.histories import make_call, random_rollout
 
 KEEP_ALL = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
 ADVANTAGE = np.array([1.3, -0.7, 0.4, -1.1], np.float32)
 WEIGHT = np.array([0.02, 0.05, 0.01, 0.03], np.float32)
-LOSS = LossConfig(clip_low=0.1, clip_high=0.15, correction_cap=1.5, logit_chunk=10)
+LOSS = LossConfig(clip_low=0.1, clip_high=0.15, logit_chunk=10)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,11 +67,22 @@ def forked():
     return out
 
 
+def packed(selections, row_tok: int, share: bool = True) -> PackedRows:
+    found = pack(selections, PackConfig(row_tok=row_tok, train_tok=64, share_context=share))
+    (rows,) = found if isinstance(found, tuple) else (found,)  # TEMP
+    return rows
+
+
+def filled(rows: PackedRows) -> TreeBatch:
+    return fill(rows, at_rollouts(rows, WEIGHT), at_rollouts(rows, ADVANTAGE))
+
+
 def batch_of(selections, row_tok: int, share: bool = True) -> TreeBatch:
-    rows = pack(selections, PackConfig(row_tok=row_tok, train_tok=64, share_context=share))
-    batch = _fill(rows, WEIGHT, ADVANTAGE)
+    batch = filled(packed(selections, row_tok, share))
     old = np.where(batch.mask, batch.rollout_logprobs * 0.9, 0.0).astype(np.float32)
-    return batch.replace(old_logprobs=old)
+    correction = np.minimum(np.exp(old - batch.rollout_logprobs), 1.5)
+    correction = np.where(batch.mask, correction, 1.0).astype(np.float32)
+    return batch.replace(old_logprobs=old, correction=correction)
 
 
 PATHS, LENGTH = 32, 64  # static shape of the twin
@@ -159,8 +170,8 @@ def test_logprobs_agree_to_double_precision(model) -> None:
     score = jax.jit(lambda batch: score_rows(graphdef, LOSS, params, batch))
     packings = []
     for row_tok, share in ((64, True), (128, False), (256, True)):
-        rows = pack(selections, PackConfig(row_tok=row_tok, train_tok=64, share_context=share))
-        values = np.asarray(score(_fill(rows, WEIGHT, ADVANTAGE)).logprobs)
+        rows = packed(selections, row_tok, share)
+        values = np.asarray(score(filled(rows)).logprobs)
         packings.append(
             {
                 (rows.calls[rows.call[r, k]].call_id, int(rows.offset[r, k])): values[r, k]
@@ -183,13 +194,13 @@ def wrong_mask(batch: TreeBatch) -> TreeBatch:
 
 def wrong_labels(batch: TreeBatch) -> TreeBatch:
     """Scored from the token before it in the array instead of its parent."""
-    rows = pack(forked(), PackConfig(row_tok=256, train_tok=64))
+    rows = packed(forked(), 256)
     return batch.replace(pred=np.where(rows.mask, rows.target - 1, -1))
 
 
 def wrong_leaf_weights(batch: TreeBatch) -> TreeBatch:
     """Every path trained separately: shared sampled tokens count once per leaf below them."""
-    rows = pack(forked(), PackConfig(row_tok=256, train_tok=64))
+    rows = packed(forked(), 256)
     leaves = np.zeros_like(batch.weight)
     for r, k in zip(*np.nonzero(rows.mask), strict=True):
         start, stop = rows.target[r, k], rows.end[r, rows.target[r, k]]

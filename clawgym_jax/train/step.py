@@ -80,7 +80,8 @@ class TrainStep(Step):
         weight = sum(float(np.sum(part.balance, dtype=np.float64)) for part in parts)
         share = np.asarray(total / max(weight, 1e-20) ** 2, np.float32)
         if self._parallel is None:
-            return jnp.asarray(jax.device_put(share))
+            placed: jax.Array = jax.device_put(share)
+            return placed
         return mesh.everywhere(self._parallel, share)
 
 

@@ -122,7 +122,7 @@ def _assemble(
     config: BatchConfig,
     groups: GroupAdvantages | None,
 ) -> tuple[list[TreeBatch], BatchReport]:
-    packed = [pack([selections[i] for i in part], config.pack) for part in parts]
+    packed = [rows for part in parts for rows in pack([selections[i] for i in part], config.pack)]
     rows = concatenate(packed)
     weights = [
         _rollout_weights(

@@ -28,11 +28,12 @@ class SampledLedger:
 
 
 def check_ledger(
-    selections: Sequence[Selection], reasons: Sequence[str], rows: PackedRows
+    selections: Sequence[Selection], reasons: Sequence[str], *parts: PackedRows
 ) -> SampledLedger:
     """Raises LedgerError unless both sides agree, token for token.
 
     reasons: per rollout, why none of its tokens is trained; "" where some are.
+    parts: the whole batch, in as many buckets as it has.
     """
     dropped: Counter[str] = Counter()
     expected: dict[str, int] = {}
@@ -45,28 +46,33 @@ def check_ledger(
                 dropped[why] += call.completion_tok
             else:
                 expected[call.call_id] = call.completion_tok
-    trained = _trained(rows)
-    _compare(expected, trained, rows)
+    trained = _trained(parts)
+    _compare(expected, trained)
+    for rows in parts:
+        _check_ids(rows)
+        _check_packing(rows)
     total = sum(len(offsets) for offsets in trained.values())
     if sampled != total + sum(dropped.values()):
         raise LedgerError(
             f"{sampled} sampled tokens, but {total} trained and {dict(dropped)} dropped: "
             f"{sampled - total - sum(dropped.values())} are unaccounted for"
         )
-    _check_packing(rows)
     return SampledLedger(sampled, total, dropped)
 
 
-def _trained(rows: PackedRows) -> dict[str, np.ndarray]:
+def _trained(parts: Sequence[PackedRows]) -> dict[str, np.ndarray]:
     """call id -> offsets that the arrays train, sorted, from the arrays alone."""
-    calls = rows.call[rows.mask]
-    offsets = rows.offset[rows.mask]
-    return {
-        rows.calls[number].call_id: np.sort(offsets[calls == number]) for number in np.unique(calls)
-    }
+    found: dict[str, list[np.ndarray]] = {}
+    for rows in parts:
+        calls, offsets = rows.call[rows.mask], rows.offset[rows.mask]
+        order = np.argsort(calls, kind="stable")
+        numbers, starts = np.unique(calls[order], return_index=True)
+        for number, of in zip(numbers, np.split(offsets[order], starts[1:]), strict=False):
+            found.setdefault(rows.calls[number].call_id, []).append(of)
+    return {call_id: np.sort(np.concatenate(of)) for call_id, of in found.items()}
 
 
-def _compare(expected: dict[str, int], trained: dict[str, np.ndarray], rows: PackedRows) -> None:
+def _compare(expected: dict[str, int], trained: dict[str, np.ndarray]) -> None:
     if expected.keys() != trained.keys():
         lost = sorted(expected.keys() - trained.keys())[:3]
         extra = sorted(trained.keys() - expected.keys())[:3]
@@ -77,6 +83,9 @@ def _compare(expected: dict[str, int], trained: dict[str, np.ndarray], rows: Pac
                 f"call {call_id} sampled {count} tokens, each to be trained once; the batch "
                 f"trains offsets {trained[call_id].tolist()}"
             )
+
+
+def _check_ids(rows: PackedRows) -> None:
     if not rows.calls:
         return
     starts = np.cumsum([0, *(c.completion_tok for c in rows.calls)])
@@ -89,9 +98,11 @@ def _compare(expected: dict[str, int], trained: dict[str, np.ndarray], rows: Pac
 
 
 def _check_packing(rows: PackedRows) -> None:
-    real = int(np.count_nonzero(rows.end > np.arange(1, rows.tokens.shape[1] + 1)))
-    if rows.padding_tok < 0 or rows.repeated_tok < 0 or real > rows.tokens.size - rows.padding_tok:
+    """The slots that hold a token, counted in the arrays, are those that the packer counted."""
+    real = int(np.count_nonzero(rows.first >= 0))
+    if rows.unique_tok < 0 or rows.repeated_tok < 0 or real != rows.tokens.size - rows.padding_tok:
         raise LedgerError(
-            f"packing: {rows.tokens.size} slots, unique {rows.unique_tok}, repeated "
-            f"{rows.repeated_tok}, padding {rows.padding_tok}: they do not add up"
+            f"packing: {rows.tokens.size} slots, {real} of them hold a token; unique "
+            f"{rows.unique_tok}, repeated {rows.repeated_tok}, padding {rows.padding_tok}: "
+            "they do not add up"
         )

@@ -17,6 +17,7 @@ from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.types import CallRecord
 from clawgym_jax.tree.filters import FilterConfig, Selection, select_calls
 from clawgym_jax.tree.pack import PackConfig, PackedRows, concatenate, pack
+from tests.tree.counting import Comparisons
 from tests.tree.histories import make_call, random_rollout
 from tests.tree.naive import Label, labels_of, prefixes
 
@@ -286,6 +287,25 @@ def test_a_turn_of_older_weights_is_context_of_the_newer_call_alone() -> None:
     assert rows.tokens[0][rows.first[0] >= 0].tolist() == [1, 2, 3, 1, 2, 3, 4, 5]
     assert rows.first[0][:8].tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
     assert rows.target[0][rows.mask[0]].tolist() == [2, 7]
+
+
+def test_packing_compares_a_prompt_twice_however_many_rows_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once to see what all share, once for the row; not once for every row that it might go to."""
+    selections = []
+    for i in range(40):
+        calls = [make_call(0, [*range(1000), 2000 + i], [1, 2], episode=f"e{i}")]
+        for j in range(1, 5):
+            before = calls[-1]
+            prompt = [*before.prompt_ids.tolist(), *before.completion.ids.tolist(), 3000 + j]
+            calls.append(make_call(j, prompt, [1, 2], episode=f"e{i}"))
+        selections.append(select_calls(calls, KEEP_ALL))
+    for row_tok, rows in ((1100, 7), (4096, 1)):
+        comparisons = Comparisons(monkeypatch)
+        parts = pack(selections, PackConfig(row_tok=row_tok, train_tok=1024))
+        assert len(parts[0].tokens) == rows
+        assert comparisons.compared_tok <= 2 * 40 * 1001
 
 
 def test_concatenated_packs_are_renumbered() -> None:

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawgym_jax.core.errors import RecordError
-from clawgym_jax.core.ids import common_prefix
 from clawgym_jax.core.types import CallRecord, Span
-from clawgym_jax.tree import prefix_tree, segments
 from clawgym_jax.tree.filters import DEAD_LEAF, FilterConfig, select_calls
 from clawgym_jax.tree.flatten import NO_PRED, flatten
 from clawgym_jax.tree.prefix_tree import CONTEXT, ROOT, PrefixTree, build_tree
+from tests.tree.counting import Comparisons
 from tests.tree.histories import make_call, random_rollout
 from tests.tree.naive import labels_of, prefixes
 
@@ -116,21 +115,6 @@ def test_splits_hold_no_token_twice() -> None:
     tree = build_tree(calls)
     held = {id(b): b for b in (_owner(s.tokens) for s in tree.segments)}
     assert tree.total_tok == 9000 + 2 * 60 == sum(b.size for b in held.values())
-
-
-class Comparisons:
-    """Counts comparisons of tokens, and how many of them were compared."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = self.compared_tok = 0
-        for module in (prefix_tree, segments):
-            monkeypatch.setattr(module, "common_prefix", self._counted)
-
-    def _counted(self, a: np.ndarray, b: np.ndarray) -> int:
-        common = common_prefix(a, b)
-        self.count += 1
-        self.compared_tok += min(a.size, b.size) if common else 1
-        return common
 
 
 def test_each_call_compares_its_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,30 +1,41 @@
 """Which calls of a rollout are trained, and the one reason why each other call is not.
 
+A *leaf* is a call that no later call extends (its prompt starts with the call's prompt and
+completion); it is *open* if no later call continues it either (presents its turn again, behind
+whatever context). Only open leaves can be dead, and only they count towards over-branching.
+
+A *segment* is a stretch of one agent's calls between two compactions; a sub-agent has segments of
+its own. A request of another kind (a compaction, a title, a probe) is a segment of its own,
+together with repeats of the same prompt. The last call of a segment is where it led to.
+
 Not here: rewards, groups (`losses.advantage`). Invariant: every call is kept or has one reason.
 Source: ClawGym II, its three filters (dead leaves, over-branching, auxiliary calls); "extends",
-"continues" and "dead" are meant as the shared definitions have them.
+"continues" and "dead" are meant as the shared definitions have them. Undelivered leaves are ours.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from clawgym_jax.core.types import CallRecord, Role
+from clawgym_jax.core.types import CallRecord, Delivery, Role
 from clawgym_jax.tree.prefix_tree import PrefixTree, build_tree
 
 DEAD_LEAF = "dead leaf"
+UNDELIVERED_LEAF = "undelivered leaf"
 OVER_BRANCHING = "over-branching"
 EMPTY = "sampled nothing"
 _TRAINED_ROLES = (Role.MAIN,)
+_AGENTS = (Role.MAIN, Role.SUBAGENT)
+_ABANDONED = (Delivery.DISCONNECTED, Delivery.SUPERSEDED)
 
 
 @dataclass(frozen=True)
 class FilterConfig:
     """Each filter can be switched off. The threshold is not public in the paper: ours."""
 
-    dead_leaves: bool = True
+    dead_leaves: bool = True  # undelivered ones as well
     max_leaves: int = 16  # 0 = no limit
     auxiliary_calls: bool = True  # True: sub-agent, compaction, title calls are left out
 
@@ -36,7 +47,7 @@ class Selection:
     tree: PrefixTree
     kept: tuple[int, ...]  # call numbers that are trained
     dropped: dict[int, str]  # call number -> reason
-    leaves: int  # main leaves that are not continued elsewhere
+    leaves: int  # leaves of trained kinds that are not continued elsewhere
 
     def dropped_tok(self) -> Counter[str]:
         """Sampled tokens that are not trained, by reason."""
@@ -55,10 +66,9 @@ def select_calls(calls: Sequence[CallRecord], config: FilterConfig) -> Selection
             dropped[i] = EMPTY
         elif config.auxiliary_calls and call.role not in _TRAINED_ROLES:
             dropped[i] = f"auxiliary call: {call.role}"
-    leaves = [i for i in _open_leaves(tree) if i not in dropped]
-    last = _last_of_segment(calls)
+    leaves = {i for i in _open_leaves(tree) if i not in dropped}
     if config.dead_leaves:
-        dropped |= {i: DEAD_LEAF for i in leaves if i not in last}
+        dropped |= _dead(tree, leaves)
     if config.max_leaves and len(leaves) > config.max_leaves:
         dropped |= {i: OVER_BRANCHING for i in range(len(calls)) if i not in dropped}
     kept = tuple(i for i in range(len(calls)) if i not in dropped)
@@ -74,13 +84,44 @@ def _open_leaves(tree: PrefixTree) -> list[int]:
     ]
 
 
-def _last_of_segment(calls: Sequence[CallRecord]) -> set[int]:
-    """The last call of each stretch of a chain between two compactions."""
-    last: dict[tuple[str, int], int] = {}
+def _dead(tree: PrefixTree, leaves: Collection[int]) -> dict[int, str]:
+    """Open leaves that led to nothing, with their reasons.
+
+    A leaf that is not the last of its segment was thrown away: the agent went on from elsewhere.
+    The last of a segment may be undelivered: the client left before it had the answer, and never
+    came back for it. What the agent did then rests on the calls before, so the reward says nothing
+    about this one: it is dropped if an earlier call of its segment was delivered, and that segment
+    ends before it. Where none was (the first answer took longer than the episode), it stays: it is
+    all that the rollout has done.
+    """
+    dead: dict[int, str] = {}
+    for segment in _segments(tree):
+        while len(segment) > 1 and _undelivered(tree, segment, leaves):
+            dead[segment.pop()] = UNDELIVERED_LEAF
+        dead |= {i: DEAD_LEAF for i in segment[:-1] if i in leaves}
+    return dead
+
+
+def _undelivered(tree: PrefixTree, segment: Sequence[int], leaves: Collection[int]) -> bool:
+    """The last call of the segment is a leaf that its client abandoned, after one that it took."""
+    *before, last = segment
+    return (
+        last in leaves
+        and tree.calls[last].delivery in _ABANDONED
+        and any(tree.calls[i].delivery is Delivery.DELIVERED for i in before)
+    )
+
+
+def _segments(tree: PrefixTree) -> list[list[int]]:
+    """The calls that sampled something, segment by segment, in the order of sampling."""
+    segments: dict[tuple[str, Role, int], list[int]] = {}
     compactions: Counter[str] = Counter()
-    for i, call in enumerate(calls):
-        if call.role is Role.COMPACTION:
-            compactions[call.chain] += 1
-        elif call.role in (Role.MAIN, Role.SUBAGENT) and call.completion_tok:
-            last[call.chain, compactions[call.chain]] = i
-    return set(last.values())
+    for i, call in enumerate(tree.calls):
+        if call.role in _AGENTS:
+            key = call.chain, call.role, compactions[call.chain]
+        else:
+            key = call.chain, call.role, tree.prompt_end[i]
+        if call.completion_tok:
+            segments.setdefault(key, []).append(i)
+        compactions[call.chain] += call.role is Role.COMPACTION
+    return list(segments.values())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clawgym_jax.tree.prefix_tree import CONTEXT, ROOT, PrefixTree
+from clawgym_jax.tree.segments import CONTEXT, ROOT, CallTree
 
 NO_PRED = -1
 
@@ -25,45 +25,36 @@ class FlatTree:
     tokens: np.ndarray  # i32[N]
     position: np.ndarray  # i32[N], depth on the path
     end: np.ndarray  # i32[N], exclusive depth-first end of the token's subtree
+    first: np.ndarray  # i32[N], number of the call that first computed the token
     target: np.ndarray  # i32[K], where the trainable tokens stand
     pred: np.ndarray  # i32[K], the previous token on the path; NO_PRED at a root
     call: np.ndarray  # i32[K], number of the call that sampled the token
     offset: np.ndarray  # i32[K], index of the token in that call's completion
 
 
-def flatten(tree: PrefixTree) -> FlatTree:
+def flatten(tree: CallTree) -> FlatTree:
     """Depth-first arrays of a tree (or forest: roots are the children of the empty root)."""
-    order = _depth_first(tree)
+    order = tree.depth_first()
     lengths = np.array([len(tree.segments[s].tokens) for s in order], np.int64)
     starts = dict(zip(order, np.concatenate([[0], np.cumsum(lengths)])[:-1].tolist(), strict=True))
     ends = _subtree_ends(tree, order, starts)
     size = int(lengths.sum())
-    tokens, position, end = (np.zeros(size, np.int32) for _ in range(3))
+    tokens, position, end, first = (np.zeros(size, np.int32) for _ in range(4))
     trainable: list[tuple[np.ndarray, ...]] = []
     for index in order:
         segment = tree.segments[index]
         start, n = starts[index], len(segment.tokens)
         tokens[start : start + n] = segment.tokens
         position[start : start + n] = np.arange(segment.depth, segment.depth + n)
-        end[start : start + n] = ends[index]
+        end[start : start + n], first[start : start + n] = ends[index], segment.first
         if segment.call != CONTEXT:
             trainable.append(_trainable(tree, index, starts))
     columns = [np.concatenate(c).astype(np.int32) for c in zip(*trainable, strict=True)]
     target, pred, call, offset = columns or [np.zeros(0, np.int32)] * 4
-    return FlatTree(tokens, position, end, target, pred, call, offset)
+    return FlatTree(tokens, position, end, first, target, pred, call, offset)
 
 
-def _depth_first(tree: PrefixTree) -> list[int]:
-    order: list[int] = []
-    stack = list(reversed(tree.segments[ROOT].children))
-    while stack:
-        index = stack.pop()
-        order.append(index)
-        stack.extend(reversed(tree.segments[index].children))
-    return order
-
-
-def _subtree_ends(tree: PrefixTree, order: list[int], starts: dict[int, int]) -> dict[int, int]:
+def _subtree_ends(tree: CallTree, order: list[int], starts: dict[int, int]) -> dict[int, int]:
     ends: dict[int, int] = {}
     for index in reversed(order):
         segment = tree.segments[index]
@@ -72,7 +63,7 @@ def _subtree_ends(tree: PrefixTree, order: list[int], starts: dict[int, int]) ->
     return ends
 
 
-def _trainable(tree: PrefixTree, index: int, starts: dict[int, int]) -> tuple[np.ndarray, ...]:
+def _trainable(tree: CallTree, index: int, starts: dict[int, int]) -> tuple[np.ndarray, ...]:
     """target, pred, call, offset of one sampled segment."""
     segment = tree.segments[index]
     n = len(segment.tokens)

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym_jax.core.errors import ConfigError, RecordError
-from clawgym_jax.core.types import Role, Span
-from clawgym_jax.tree.filters import DEAD_LEAF, OVER_BRANCHING, FilterConfig, select_calls
+from clawgym_jax.core.errors import RecordError
+from clawgym_jax.core.types import CallRecord, Span
+from clawgym_jax.tree.filters import DEAD_LEAF, FilterConfig, select_calls
 from clawgym_jax.tree.flatten import NO_PRED, flatten
-from clawgym_jax.tree.pack import PackConfig, pack
-from clawgym_jax.tree.prefix_tree import CONTEXT, PrefixTree, build_tree
+from clawgym_jax.tree.prefix_tree import CONTEXT, ROOT, PrefixTree, build_tree
+from tests.tree.counting import Comparisons
 from tests.tree.histories import make_call, random_rollout
-
-KEEP_ALL = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
+from tests.tree.naive import labels_of, prefixes
 
 
 @given(st.integers(0, 10**6))
@@ -34,6 +33,112 @@ def test_every_call_reads_back_and_no_segment_is_doubled(seed: int) -> None:
         ]
         assert len(firsts) == len(set(firsts)), "two context children begin alike"
     assert tree.total_tok == sum(len(s.tokens) for s in tree.segments)
+
+
+@given(st.integers(0, 10**6))
+def test_a_tree_is_the_set_of_its_calls_labelled_prefixes(seed: int) -> None:
+    calls = random_rollout(seed, vocab=2)
+    tree, labels = build_tree(calls), labels_of(calls)
+    assert tree.total_tok == len(prefixes(labels))
+    for i, call in enumerate(calls):
+        read: list[tuple[int, str | None]] = []
+        for segment in (tree.segments[s] for s in tree.path(tree.sampled[i])):
+            owner = None if segment.call == CONTEXT else calls[segment.call].call_id
+            assert segment.depth == len(read)
+            read += [(t, owner) for t in segment.tokens.tolist()]
+        assert read == labels[i]
+        through = dict.fromkeys(owner for _, owner in labels[i][: call.prompt_tok] if owner)
+        assert [calls[j].call_id for j in tree.extends[i]] == list(through)
+
+
+@given(st.integers(0, 10**6))
+def test_first_is_the_call_that_brought_the_tokens_also_after_splits(seed: int) -> None:
+    calls = random_rollout(seed, vocab=3)
+    tree, labels = build_tree(calls), labels_of(calls)
+    brought: dict[tuple[tuple[int, str | None], ...], int] = {}
+    for i, path in enumerate(labels):
+        for prefix in prefixes([path]):
+            brought.setdefault(prefix, i)
+    for i, path in enumerate(labels):
+        for segment in (tree.segments[s] for s in tree.path(tree.sampled[i])):
+            for depth in range(segment.depth, segment.end_depth):
+                assert segment.first == brought[tuple(path[: depth + 1])]
+
+
+@given(st.integers(0, 10**6))
+def test_children_know_their_places(seed: int) -> None:
+    tree = build_tree(random_rollout(seed))
+    for index, segment in enumerate(tree.segments):
+        assert [tree.segments[c].slot for c in segment.children] == list(
+            range(len(segment.children))
+        )
+        assert all(tree.segments[c].parent == index for c in segment.children)
+        context = [c for c in segment.children if tree.segments[c].call == CONTEXT]
+        assert {int(tree.segments[c].tokens[0]): c for c in context} == segment.contexts
+    assert sorted(tree.depth_first()) == list(range(1, len(tree.segments)))
+
+
+def long_episode(calls: int, new_tok: int, sampled_tok: int) -> list[CallRecord]:
+    """A conversation that only grows, each call with new_tok of environment text."""
+    rng = np.random.default_rng(0)
+    made: list[CallRecord] = []
+    prompt = np.zeros(0, np.int32)
+    for ordinal in range(calls):
+        prompt = np.concatenate([prompt, rng.integers(0, 999, new_tok, dtype=np.int32)])
+        ids = rng.integers(0, 999, sampled_tok, dtype=np.int32)
+        made.append(make_call(ordinal, prompt, ids))
+        prompt = np.concatenate([prompt, ids])
+    return made
+
+
+def test_a_long_episode_is_held_once_and_its_prompts_can_go() -> None:
+    """200 calls up to 64K tokens of context: 6.5 million prompt tokens, 64 thousand different."""
+    calls = long_episode(200, 240, 80)
+    tree = build_tree(calls)
+    held = {id(b): b for b in (_owner(s.tokens) for s in tree.segments)}
+    assert tree.total_tok == 64_000 == sum(b.size for b in held.values())
+    assert not any(
+        np.shares_memory(base, call.prompt_ids) for base in held.values() for call in calls[::50]
+    )
+
+
+def _owner(array: np.ndarray) -> np.ndarray:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def test_splits_hold_no_token_twice() -> None:
+    rng = np.random.default_rng(1)
+    calls = [make_call(i, np.r_[np.arange(9000 - 100 * i), -1 - i], [i]) for i in range(60)]
+    rng.shuffle(calls)  # type: ignore[arg-type]
+    tree = build_tree(calls)
+    held = {id(b): b for b in (_owner(s.tokens) for s in tree.segments)}
+    assert tree.total_tok == 9000 + 2 * 60 == sum(b.size for b in held.values())
+
+
+def test_each_call_compares_its_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = long_episode(50, 24, 8)
+    comparisons = Comparisons(monkeypatch)
+    build_tree(calls)
+    known = sum(call.prompt_tok - 24 for call in calls)
+    assert comparisons.compared_tok == known
+    assert comparisons.count == sum(2 * i for i in range(50))  # once for each segment on its way
+
+
+def test_a_wide_node_costs_no_more_than_a_narrow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of calls below one prompt: other texts behind it, and retries that begin alike."""
+    texts = [make_call(i, [1, 2, 1000 + i, 3], [4]) for i in range(1000)]
+    retries = [make_call(1000 + i, [1, 2], [7, i]) for i in range(1000)]
+    later = [
+        make_call(2000 + i, [1, 2, 7, i, 5], [6], (Span(2, 2, f"e.{1000 + i}"),))
+        for i in range(1000)
+    ]
+    comparisons = Comparisons(monkeypatch)
+    tree = build_tree([*texts, *retries, *later])
+    assert [tree.extends[2000 + i] for i in range(1000)] == [(1000 + i,) for i in range(1000)]
+    assert comparisons.count <= 2 * 3000
+    assert tree.segments[ROOT].contexts.keys() == {1}
 
 
 @given(st.integers(0, 10**6))
@@ -76,68 +181,8 @@ def test_a_turn_behind_changed_context_is_context_there_and_its_leaf_is_not_dead
     assert len(flatten(selection.tree).target) == 3
 
 
-def test_auxiliary_calls_and_over_branching() -> None:
-    calls = [make_call(i, [1, 2], [i]) for i in range(4)]
-    assert set(select_calls(calls, FilterConfig(max_leaves=3)).dropped.values()) <= {
-        DEAD_LEAF,
-        OVER_BRANCHING,
-    }
-    assert select_calls(calls, FilterConfig(max_leaves=3)).kept == ()
-    calls.append(make_call(4, [5, 5], [1], role=Role.SUBAGENT, chain="sub"))
-    selection = select_calls(calls, FilterConfig())
-    assert selection.dropped[4] == "auxiliary call: sub-agent"
-    assert selection.kept == (3,)
-
-
-def test_the_main_leaf_before_a_compaction_stays() -> None:
-    main = make_call(0, [1, 2], [3])
-    compaction = make_call(1, [1, 2, 3, 8], [5], role=Role.COMPACTION)
-    after = make_call(2, [1, 6], [4])
-    assert select_calls([main, compaction, after], FilterConfig()).kept == (0, 2)
-
-
 def test_a_call_is_added_once() -> None:
     tree = PrefixTree()
     tree.add(make_call(0, [1], [2]))
     with pytest.raises(RecordError, match="added twice"):
         tree.add(make_call(0, [1], [2]))
-
-
-@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([70, 90, 200]))
-def test_packing_holds_every_trainable_token_once(seed: int, share: bool, row_tok: int) -> None:
-    rollouts = [random_rollout(seed + i, episode=f"e{i}") for i in range(4)]
-    selections = [select_calls(calls, KEEP_ALL) for calls in rollouts]
-    rows = pack(selections, PackConfig(row_tok=row_tok, train_tok=64, share_context=share))
-    seen: dict[tuple[str, int], int] = {}
-    for r, k in zip(*np.nonzero(rows.mask), strict=True):
-        call = rows.calls[rows.call[r, k]]
-        assert call in rollouts[rows.rollout[r, k]]
-        seen[call.call_id, int(rows.offset[r, k])] = 1 + seen.get(
-            (call.call_id, int(rows.offset[r, k])), 0
-        )
-        i = rows.target[r, k]
-        sees = (np.arange(row_tok) <= i) & (i < rows.end[r])
-        path = rows.tokens[r][sees]
-        full = np.concatenate([call.prompt_ids, call.completion.ids])
-        np.testing.assert_array_equal(path, full[: call.prompt_tok + rows.offset[r, k] + 1])
-        assert rows.pred[r, k] == np.nonzero(sees)[0][-2]
-    assert set(seen.values()) == {1}
-    assert len(seen) == sum(c.completion_tok for calls in rollouts for c in calls)
-    assert rows.padding_tok >= 0
-    assert rows.repeated_tok >= 0
-
-
-def test_a_call_longer_than_a_row_is_an_error_that_says_what_to_raise() -> None:
-    selection = select_calls([make_call(0, [1] * 50, [2])], KEEP_ALL)
-    with pytest.raises(ConfigError, match="row_tok=32"):
-        pack([selection], PackConfig(row_tok=32, train_tok=8))
-
-
-def test_siblings_share_their_prompt_in_a_row() -> None:
-    root = tuple(range(100, 150))
-    rollouts = [[make_call(0, [*root, i], [1, 2], episode=f"e{i}")] for i in range(8)]
-    selections = [select_calls(calls, KEEP_ALL) for calls in rollouts]
-    rows = pack(selections, PackConfig(row_tok=128, train_tok=64))
-    assert rows.tokens.shape[0] == 1
-    assert rows.unique_tok == 50 + 8 * 3
-    assert rows.linear_tok == 8 * 53

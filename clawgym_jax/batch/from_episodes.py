@@ -139,7 +139,7 @@ def _assemble(
     trained = [selections[i] for members in dealt for i in members]
     report = BatchReport(
         rollouts=Counter(reason or "in the loss" for reason in groups.out),
-        ledger=check_ledger(selections, groups.out, rows),
+        ledger=check_ledger(selections, groups.out, *rows),
         unique_tok=sum(part.unique_tok for part in rows),
         repeated_tok=sum(part.repeated_tok for part in rows),
         padding_tok=sum(part.padding_tok for part in rows),
@@ -167,7 +167,7 @@ def _minibatch(
         if config.weighting == PATH_SUM:
             weight = weight * at_calls(rows, _leaves(rows, rollouts))
         own = at_rollouts(rows, advantage) * auxiliary(rows, config.auxiliary_weight)
-        routes = routes_of(rows, getattr(rows, "first"), shape) if shape else None  # noqa: B009
+        routes = routes_of(rows, shape) if shape else None
         parts.append(Part(rows, fill(rows, weight, own, routes), rollouts))
     return tuple(parts)
 

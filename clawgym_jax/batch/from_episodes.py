@@ -85,7 +85,11 @@ def build_batch(
 def build_sft_batch(
     episodes: Sequence[Episode], config: BatchConfig, min_reward: float = 0.0
 ) -> tuple[Minibatch, BatchReport]:
-    """The same rows for supervised learning: advantage 1 on episodes with enough reward."""
+    """The same rows for supervised learning: advantage 1 on episodes with enough reward.
+
+    Routes are not replayed: who demonstrated need not have recorded any.
+    """
+    config = dataclasses.replace(config, replay_routes=False)
     selections = [select_calls(episode.calls, config.filters) for episode in episodes]
     rewards = [episode.reward for episode in episodes]
     reasons = []

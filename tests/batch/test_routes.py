@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawgym_jax.batch.from_episodes import PPO, BatchConfig, build_batch
+from clawgym_jax.batch.from_episodes import PPO, BatchConfig, build_batch, build_sft_batch
 from clawgym_jax.batch.routes import UNKNOWN_EXPERT, route_disagreement
 from clawgym_jax.batch.tree_batch import Part
 from clawgym_jax.core.errors import ConfigError, RecordError
@@ -105,6 +105,8 @@ def test_without_replay_there_are_no_routes() -> None:
     (batch,), report = build_batch(routed(random_episodes(5)), config)
     assert all(part.arrays.routes is None for part in batch)
     assert report.route_disagreement == 0.0
+    supervised, _ = build_sft_batch(random_episodes(5), CONFIG)
+    assert all(part.arrays.routes is None for part in supervised)
 
 
 def test_replay_needs_records() -> None:

@@ -205,3 +205,6 @@ def test_wrong_shapes_and_missing_parts_are_refused() -> None:
     )
     with pytest.raises(LedgerError, match="all parts"):
         set_values(lost, [np.zeros(p.rows.mask.shape) for p in lost], CONFIG)
+    alien = tuple(dataclasses.replace(p, rollouts=()) for p in batch)
+    with pytest.raises(LedgerError, match="of no rollout"):
+        set_values(alien, [column(p) for p in alien], CONFIG)

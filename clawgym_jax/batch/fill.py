@@ -68,7 +68,7 @@ def fill(
 def balance(rows: PackedRows, weight: np.ndarray) -> np.ndarray:
     """f32[R, N]: the sum of `weight` over the trainable tokens whose pred a token is."""
     out = np.zeros(rows.tokens.shape, np.float64)
-    r, k = np.nonzero(rows.mask & (rows.pred >= 0))
+    r, k = np.nonzero(rows.pred >= 0)
     np.add.at(out, (r, rows.pred[r, k]), weight[r, k])
     return out.astype(np.float32)
 

@@ -85,7 +85,11 @@ def build_batch(
 def build_sft_batch(
     episodes: Sequence[Episode], config: BatchConfig, min_reward: float = 0.0
 ) -> tuple[Minibatch, BatchReport]:
-    """The same rows for supervised learning: advantage 1 on episodes with enough reward."""
+    """The same rows for supervised learning: advantage 1 on episodes with enough reward.
+
+    Routes are not replayed: who demonstrated need not have recorded any.
+    """
+    config = dataclasses.replace(config, replay_routes=False)
     selections = [select_calls(episode.calls, config.filters) for episode in episodes]
     rewards = [episode.reward for episode in episodes]
     reasons = []
@@ -139,7 +143,7 @@ def _assemble(
     trained = [selections[i] for members in dealt for i in members]
     report = BatchReport(
         rollouts=Counter(reason or "in the loss" for reason in groups.out),
-        ledger=check_ledger(selections, groups.out, rows),
+        ledger=check_ledger(selections, groups.out, *rows),
         unique_tok=sum(part.unique_tok for part in rows),
         repeated_tok=sum(part.repeated_tok for part in rows),
         padding_tok=sum(part.padding_tok for part in rows),
@@ -167,7 +171,7 @@ def _minibatch(
         if config.weighting == PATH_SUM:
             weight = weight * at_calls(rows, _leaves(rows, rollouts))
         own = at_rollouts(rows, advantage) * auxiliary(rows, config.auxiliary_weight)
-        routes = routes_of(rows, getattr(rows, "first"), shape) if shape else None  # noqa: B009
+        routes = routes_of(rows, shape) if shape else None
         parts.append(Part(rows, fill(rows, weight, own, routes), rollouts))
     return tuple(parts)
 

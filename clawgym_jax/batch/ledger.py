@@ -28,11 +28,12 @@ class SampledLedger:
 
 
 def check_ledger(
-    selections: Sequence[Selection], reasons: Sequence[str], parts: Sequence[PackedRows]
+    selections: Sequence[Selection], reasons: Sequence[str], *parts: PackedRows
 ) -> SampledLedger:
-    """Raises LedgerError unless both sides agree, token for token, over all parts together.
+    """Raises LedgerError unless both sides agree, token for token.
 
     reasons: per rollout, why none of its tokens is trained; "" where some are.
+    parts: the whole batch, in as many buckets as it has.
     """
     dropped: Counter[str] = Counter()
     expected: dict[str, int] = {}

@@ -1,8 +1,8 @@
 """Recorded experts of packed tokens, for routing replay.
 
-A packed token's route is that of its first computation: row `position` of the call that computed it
-first. The last token that a call samples is not fed in that call; its route is the one of the first
-call that runs through it, and free where none does.
+A packed token's route is that of its first computation: row `position` in the record of the first
+call of its row that has it. The last token that a call samples is not fed in that call; its route
+is the one of the first call that runs through it, and free where none does.
 Not here: how programs use routes (`model.moe`), how the engine records them (`serving.routes`).
 Invariant: a trainable token stays one token whatever the calls' records say about it.
 Source: the shared definitions, "Routing replay" (R3: rollout routing replay, Ma et al. 2025).
@@ -36,29 +36,21 @@ def route_shape(calls: Sequence[CallRecord]) -> tuple[int, int]:
     return layers, k
 
 
-def routes_of(rows: PackedRows, first: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """i16[R, L, N, k]; first: i32[R, N], call that computed a packed token first, -1 = padding."""
+def routes_of(rows: PackedRows, shape: tuple[int, int]) -> np.ndarray:
+    """i16[R, L, N, k]: of each packed token the first record, calls in sampling order."""
     n_rows, n = rows.tokens.shape
     out = np.full((n_rows, n, *shape), UNKNOWN_ROUTE, np.int16)
-    flat, where = out.reshape(-1, *shape), first.ravel()
-    order = np.argsort(where, kind="stable")
-    borders = np.searchsorted(where[order], np.arange(len(rows.calls) + 1))
-    for number, call in enumerate(rows.calls):
-        own = order[borders[number] : borders[number + 1]]
-        flat[own] = _recorded(call, rows.position.ravel()[own], shape)
-    _fill_gaps(rows, out, shape)
-    return np.ascontiguousarray(out.transpose(0, 2, 1, 3))
-
-
-def _fill_gaps(rows: PackedRows, out: np.ndarray, shape: tuple[int, int]) -> None:
-    """Tokens without a route take it from the first call, in sampling order, that has one."""
+    known = np.zeros((n_rows, n), bool)
     starts = np.nonzero(rows.mask & (rows.offset == 0))
     order = np.argsort(rows.call[starts], kind="stable")
     for r, k in zip(starts[0][order], starts[1][order], strict=True):
-        call, own = rows.calls[rows.call[r, k]], rows.target[r, k]
-        path = np.nonzero(rows.end[r, :own] > own)[0]
-        gaps = path[(out[r, path] == UNKNOWN_ROUTE).any((1, 2))]
-        out[r, gaps] = _recorded(call, rows.position[r, gaps], shape)
+        call, own = rows.calls[rows.call[r, k]], int(rows.target[r, k])
+        above = np.nonzero(rows.end[r, :own] > own)[0]
+        path = np.append(above, np.arange(own, own + call.completion_tok))
+        new = path[~known[r, path]]
+        out[r, new] = _recorded(call, rows.position[r, new], shape)
+        known[r, new] = (out[r, new] != UNKNOWN_ROUTE).all((1, 2))
+    return np.ascontiguousarray(out.transpose(0, 2, 1, 3))
 
 
 def _recorded(call: CallRecord, positions: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
@@ -78,8 +70,8 @@ def _recorded(call: CallRecord, positions: np.ndarray, shape: tuple[int, int]) -
 def route_disagreement(selections: Sequence[Selection]) -> float:
     """Share of (token, layer) whose sets of experts differ between two kept calls of a rollout.
 
-    Each call is compared with the earlier kept call that it shares the longest prefix with, over
-    that prefix, where both have a record. 0 where nothing could be compared.
+    Each call is compared with the earlier kept call that it shares the longest prefix with (the
+    latest of several), over that prefix, where both have a record. 0 where nothing was compared.
     """
     differ = compared = 0
     for selection in selections:
@@ -88,7 +80,7 @@ def route_disagreement(selections: Sequence[Selection]) -> float:
         ids = [np.concatenate([c.prompt_ids, c.completion.ids]) for c in calls]
         for i in range(1, len(calls)):
             shared = [common_prefix(ids[j], ids[i]) for j in range(i)]
-            n, other = max(shared), int(np.argmax(shared))
+            n, other = max((n, j) for j, n in enumerate(shared))
             counts = _compare(calls[other].completion.routing, calls[i].completion.routing, n)
             differ, compared = differ + counts[0], compared + counts[1]
     return differ / compared if compared else 0.0

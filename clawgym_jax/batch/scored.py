@@ -106,6 +106,9 @@ def _estimate(
         )  # fmt: skip
         advantage |= dict(zip(rollout.call_ids, a, strict=True))
         returns |= dict(zip(rollout.call_ids, r, strict=True))
+    extra = sorted(of_call.keys() - advantage.keys())
+    if extra:
+        raise LedgerError(f"calls {extra[:3]} are of no rollout: expected parts of `build_batch`")
     return advantage, returns
 
 

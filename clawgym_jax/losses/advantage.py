@@ -20,6 +20,7 @@ UNGRADED = "no reward"
 SMALL_GROUP = "group with fewer than two graded rollouts"
 NO_TOKEN = "no trainable token"
 ZERO_VARIANCE = "zero-variance group"
+UNIFORM = 1e-6  # a group whose rewards differ by no more has no variance
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class GroupConfig:
     scale_by_std: bool = True  # False: Dr. GRPO
     leave_one_out: bool = False  # the baseline of a rollout is the mean of the others
     drop_uniform: bool = False  # groups without variance leave the loss and |B|
-    eps: float = 1e-6  # added to the deviation; rewards this near to each other are equal
+    eps: float = 1e-6  # added to the deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def group_advantages(
             continue
         counts["groups"] += 1
         values = np.array([rewards[i] for i in members], np.float64)
-        if np.ptp(values) <= config.eps:
+        if np.ptp(values) <= UNIFORM:
             counts["zero-variance groups"] += 1
             if config.drop_uniform:
                 out = [ZERO_VARIANCE if i in members and not w else w for i, w in enumerate(out)]

@@ -231,7 +231,7 @@ def packed(seed: int) -> tuple[list, list[PackedRows]]:
 
 def test_the_ledger_sees_a_lost_a_doubled_and_a_changed_token() -> None:
     selections, parts = packed(3)
-    check_ledger(selections, [""], parts)
+    check_ledger(selections, [""], *parts)
     rows, others = parts[0], parts[1:]
     r, k = (int(i[0]) for i in np.nonzero(rows.mask))
     lost, doubled, changed = rows.mask.copy(), rows.offset.copy(), rows.tokens.copy()
@@ -240,22 +240,22 @@ def test_the_ledger_sees_a_lost_a_doubled_and_a_changed_token() -> None:
     changed[r, rows.target[r, k]] += 1
     for broken in ({"mask": lost}, {"offset": doubled}, {"tokens": changed}):
         with pytest.raises(LedgerError):
-            check_ledger(selections, [""], [dataclasses.replace(rows, **broken), *others])
+            check_ledger(selections, [""], dataclasses.replace(rows, **broken), *others)
     with pytest.raises(LedgerError):
-        check_ledger(selections, ["dropped all the same"], parts)
+        check_ledger(selections, ["dropped all the same"], *parts)
 
 
 def test_the_ledger_is_closed_over_all_parts_together() -> None:
     """Two parts that are right by themselves are wrong together, and the other way round."""
     selections, parts = packed(3)
     with pytest.raises(LedgerError, match="each to be trained once"):
-        check_ledger(selections, [""], [*parts, *parts])
+        check_ledger(selections, [""], *parts, *parts)
     both = [*selections, select_calls(random_rollout(4, "f"), KEEP_ALL)]
     other = pack(both[1:], CONFIG.pack)
     others = list(other) if isinstance(other, tuple) else [other]
     with pytest.raises(LedgerError, match="missing from the batch"):
-        check_ledger(both, ["", ""], parts)
-    ledger = check_ledger(both, ["", ""], [*parts, *others])
+        check_ledger(both, ["", ""], *parts)
+    ledger = check_ledger(both, ["", ""], *parts, *others)
     assert ledger.trained_tok == sum(int(p.mask.sum()) for p in [*parts, *others])
 
 

@@ -87,6 +87,25 @@ def test_advantages_are_those_of_each_rollouts_tree(
             np.testing.assert_allclose(got["old_values"][call.call_id], v, atol=1e-6)
 
 
+def test_the_order_of_slots_does_not_matter() -> None:
+    config = dataclasses.replace(CONFIG, lam=0.9)
+    batch = minibatch_of(random_episodes(12), config)
+    backwards = []
+    for part in batch:
+        columns = ("target", "pred", "mask", "rollout", "call", "offset")
+        rows = {name: getattr(part.rows, name)[:, ::-1] for name in columns}
+        arrays = part.arrays.replace(mask=part.arrays.mask[:, ::-1])
+        rows = dataclasses.replace(part.rows, **rows)
+        backwards.append(dataclasses.replace(part, rows=rows, arrays=arrays))
+    one, _ = set_values(batch, [column(p) for p in batch], config)
+    other, _ = set_values(tuple(backwards), [column(p) for p in backwards], config)
+    for name in ("advantage", "returns"):
+        a, b = by_call(one, name), by_call(other, name)
+        assert a.keys() == b.keys()
+        for call_id, numbers in a.items():
+            np.testing.assert_array_equal(numbers, b[call_id])
+
+
 def test_a_rollout_does_lie_in_several_rows_above() -> None:
     batch = minibatch_of(random_episodes(12))
     rows_of: dict[int, set[tuple[int, int]]] = {}
@@ -205,3 +224,6 @@ def test_wrong_shapes_and_missing_parts_are_refused() -> None:
     )
     with pytest.raises(LedgerError, match="all parts"):
         set_values(lost, [np.zeros(p.rows.mask.shape) for p in lost], CONFIG)
+    alien = tuple(dataclasses.replace(p, rollouts=()) for p in batch)
+    with pytest.raises(LedgerError, match="of no rollout"):
+        set_values(alien, [column(p) for p in alien], CONFIG)

@@ -79,6 +79,10 @@ def test_zero_variance_groups_stay_with_zero_advantage(eps: float) -> None:
     assert not out.advantage.any()
     assert out.counts["zero-variance groups"] == 1
     assert out.counts["groups"] == 1
+    near = group_advantages(
+        [0.3, 0.3 + 1e-16, 0.3 - 1e-16], ["g"] * 3, [1] * 3, GroupConfig(eps=eps)
+    )
+    assert not near.advantage.any()
 
 
 def test_zero_variance_groups_can_be_dropped() -> None:

@@ -79,6 +79,9 @@ def test_the_numbers_of_the_drift() -> None:
     icepop = drift(LOG, zeros, CALLS, CorrectionConfig("icepop"))
     assert icepop["correction_masked"] == pytest.approx(4 / 6)
     assert icepop["correction_capped"] == 0.0
+    for kind in ("off", "sequence_mask"):  # a weight of 1 is no cap, even where the cap is 1
+        none = drift(LOG, zeros, CALLS, CorrectionConfig(kind, cap=1.0))
+        assert none["correction_capped"] == 0.0
     sequence = drift(LOG, zeros, CALLS, CorrectionConfig("sequence"))
     assert sequence["correction_capped"] == pytest.approx(1 / 6)
 

@@ -177,15 +177,11 @@ def _minibatch(
 
 
 def _packed(selections: Sequence[Selection], config: BatchConfig) -> tuple[PackedRows, ...]:
-    """With replay, rollouts share context only where one weight version sampled everything."""
+    """With replay, calls of different weight versions share no context: their routes differ."""
     how = config.pack
     if config.replay_routes:
-        calls = (selection.tree.calls[i] for selection in selections for i in selection.kept)
-        versions = {int(v) for call in calls for v in np.unique(call.completion.versions)}
-        if len(versions) > 1:
-            how = dataclasses.replace(how, share_context=False)
-    parts = pack(selections, how)
-    return parts if isinstance(parts, tuple) else (parts,)
+        how = dataclasses.replace(how, share_versions=False)
+    return pack(selections, how)
 
 
 def _rollout_weights(sizes: np.ndarray, weighting: str) -> np.ndarray:

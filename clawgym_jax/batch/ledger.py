@@ -100,9 +100,11 @@ def _check_ids(rows: PackedRows) -> None:
 
 
 def _check_packing(rows: PackedRows) -> None:
-    real = int(np.count_nonzero(rows.end > np.arange(1, rows.tokens.shape[1] + 1)))
-    if rows.padding_tok < 0 or rows.repeated_tok < 0 or real > rows.tokens.size - rows.padding_tok:
+    """The slots that hold a token, counted in the arrays, are those that the packer counted."""
+    real = int(np.count_nonzero(rows.first >= 0))
+    if rows.unique_tok < 0 or rows.repeated_tok < 0 or real != rows.tokens.size - rows.padding_tok:
         raise LedgerError(
-            f"packing: {rows.tokens.size} slots, unique {rows.unique_tok}, repeated "
-            f"{rows.repeated_tok}, padding {rows.padding_tok}: they do not add up"
+            f"packing: {rows.tokens.size} slots, {real} of them hold a token; unique "
+            f"{rows.unique_tok}, repeated {rows.repeated_tok}, padding {rows.padding_tok}: "
+            "they do not add up"
         )

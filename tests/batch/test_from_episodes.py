@@ -36,7 +36,7 @@ from tests.tree.histories import make_call, random_rollout
 
 KEEP_ALL = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
 CONFIG = BatchConfig(pack=PackConfig(row_tok=256, train_tok=128))
-SMALL = BatchConfig(pack=PackConfig(row_tok=96, train_tok=64), filters=KEEP_ALL)
+SMALL = BatchConfig(pack=PackConfig(row_tok=96, train_tok=64, shorter=(48,)), filters=KEEP_ALL)
 PLAIN = dataclasses.replace(CONFIG, group=GroupConfig(scale_by_std=False), filters=KEEP_ALL)
 
 
@@ -225,8 +225,7 @@ def test_supervised_rows_take_good_episodes_only() -> None:
 
 def packed(seed: int) -> tuple[list, list[PackedRows]]:
     selections = [select_calls(random_rollout(seed), KEEP_ALL)]
-    parts = pack(selections, CONFIG.pack)
-    return selections, list(parts) if isinstance(parts, tuple) else [parts]
+    return selections, list(pack(selections, CONFIG.pack))
 
 
 def test_the_ledger_sees_a_lost_a_doubled_and_a_changed_token() -> None:
@@ -245,14 +244,23 @@ def test_the_ledger_sees_a_lost_a_doubled_and_a_changed_token() -> None:
         check_ledger(selections, ["dropped all the same"], *parts)
 
 
+def test_the_packing_ledger_counts_the_tokens_in_the_arrays() -> None:
+    selections, (rows, *others) = packed(3)
+    first = rows.first.copy()
+    first[np.nonzero(first >= 0)[0][0], 0] = -1
+    wrong = ({"first": first}, {"unique_tok": rows.unique_tok + 1}, {"repeated_tok": -1})
+    for broken in wrong:
+        with pytest.raises(LedgerError, match="do not add up"):
+            check_ledger(selections, [""], dataclasses.replace(rows, **broken), *others)
+
+
 def test_the_ledger_is_closed_over_all_parts_together() -> None:
     """Two parts that are right by themselves are wrong together, and the other way round."""
     selections, parts = packed(3)
     with pytest.raises(LedgerError, match="each to be trained once"):
         check_ledger(selections, [""], *parts, *parts)
     both = [*selections, select_calls(random_rollout(4, "f"), KEEP_ALL)]
-    other = pack(both[1:], CONFIG.pack)
-    others = list(other) if isinstance(other, tuple) else [other]
+    others = pack(both[1:], CONFIG.pack)
     with pytest.raises(LedgerError, match="missing from the batch"):
         check_ledger(both, ["", ""], *parts)
     ledger = check_ledger(both, ["", ""], *parts, *others)

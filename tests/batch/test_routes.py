@@ -21,7 +21,7 @@ from tests.batch.episodes import episode, forked_calls, random_episodes, simple,
 
 KEEP_ALL = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
 CONFIG = BatchConfig(
-    PackConfig(row_tok=96, train_tok=48), KEEP_ALL, algorithm=PPO, replay_routes=True
+    PackConfig(row_tok=96, train_tok=48, shorter=(48,)), KEEP_ALL, algorithm=PPO, replay_routes=True
 )
 
 
@@ -91,6 +91,17 @@ def test_a_calls_last_token_takes_the_route_of_the_next_call() -> None:
     np.testing.assert_array_equal(routes[r, :, n], calls[1].completion.routing[3])  # type: ignore[index]
     r, n = at["a.1", 0]  # a leaf's last token: nobody fed it
     assert (routes[r, :, n] == -1).all()
+
+
+def test_the_packer_means_the_same_by_first() -> None:
+    """`PackedRows.first`, where its record has the token, is whose route it gets."""
+    (batch,), _ = build_batch(routed(random_episodes(5)), CONFIG)
+    for part in batch:
+        rows = part.rows
+        for r, n in zip(*np.nonzero(rows.first >= 0), strict=True):
+            route = rows.calls[rows.first[r, n]].completion.routing[rows.position[r, n]]
+            if not (route == UNKNOWN_EXPERT).all():
+                np.testing.assert_array_equal(part.arrays.routes[r, :, n], route)
 
 
 def test_padding_is_free() -> None:

@@ -92,8 +92,7 @@ def packed_batch() -> TreeBatch:
     """Random rollouts with forks and retries, packed; the last rows are empty."""
     keep = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
     made = [random_rollout(i, episode=f"e{i}", vocab=29, max_prompt=40) for i in range(14)]
-    found = pack([select_calls(c, keep) for c in made], PackConfig(row_tok=ROW_TOK, train_tok=40))
-    (rows,) = found if isinstance(found, tuple) else (found,)  # TEMP
+    (rows,) = pack([select_calls(c, keep) for c in made], PackConfig(row_tok=ROW_TOK, train_tok=40))
     rng = np.random.default_rng(0)
     weight, advantage = rng.uniform(0.01, 0.05, 14), rng.normal(size=14)
     batch = fill(rows, at_rollouts(rows, weight), at_rollouts(rows, advantage))

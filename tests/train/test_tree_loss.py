@@ -68,8 +68,7 @@ def forked():
 
 
 def packed(selections, row_tok: int, share: bool = True) -> PackedRows:
-    found = pack(selections, PackConfig(row_tok=row_tok, train_tok=64, share_context=share))
-    (rows,) = found if isinstance(found, tuple) else (found,)  # TEMP
+    (rows,) = pack(selections, PackConfig(row_tok=row_tok, train_tok=64, share_context=share))
     return rows
 
 

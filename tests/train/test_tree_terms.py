@@ -98,13 +98,13 @@ def test_path_sums_train_every_path_separately(model) -> None:
 
     def twin(params):
         total = 0.0
-        for number, episode in enumerate(episodes):
+        for number, one in enumerate(episodes):
             for path in paths:
-                leaf = episode.calls[path[-1]]
+                leaf = one.calls[path[-1]]
                 ids = np.concatenate([leaf.prompt_ids, leaf.completion.ids])
                 logprobs = path_logprobs(graphdef, params, ids)
                 for ordinal in path:
-                    call = episode.calls[ordinal]
+                    call = one.calls[ordinal]
                     start = call.prompt_tok - 1
                     new = logprobs[start : start + call.completion_tok]
                     ratio = jnp.exp(new - call.completion.logprobs)
@@ -143,8 +143,8 @@ def test_values_on_trees_are_values_on_paths(model) -> None:
 
     def twin(critic):
         total = 0.0
-        for episode in episodes:
-            for call in episode.calls:
+        for one in episodes:
+            for call in one.calls:
                 ids = np.concatenate([call.prompt_ids, call.completion.ids])
                 n = len(ids)
                 end = jnp.full((1, n), n, jnp.int32)
@@ -175,8 +175,8 @@ def balance_of_paths(graphdef, params, episodes, weight: float) -> jax.Array:
     """The twin: router statistics of every state that scores a token, each call a row."""
     chosen, probabilities = 0.0, 0.0
     total = 0.0
-    for episode in episodes:
-        for call in episode.calls:
+    for one in episodes:
+        for call in one.calls:
             ids = np.concatenate([call.prompt_ids, call.completion.ids])
             n = len(ids)
             end = jnp.full((1, n), n, jnp.int32)

@@ -183,6 +183,10 @@ def make_learner(
     config: ExperimentConfig, model: Qwen3Config, graphdef: Any, parallel: Parallel | None
 ) -> Learner:
     """The programs of policy and, with PPO, value model; `graphdef` is the policy's."""
+    if config.batch.replay_routes and not config.engine.routing:
+        raise ConfigError(
+            "batch.replay_routes: expected engine.routing=True, so that the engine records experts"
+        )
     rows, row_tok = config.model.micro_rows, config.batch.pack.row_tok
     optimizer, critic_optimizer = make_optimizer(config.optim), make_optimizer(config.critic.optim)
     critic = None

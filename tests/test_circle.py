@@ -28,17 +28,18 @@ SMALL = (
     "cold_start.rollouts_per_update=6", "loop.cold_checkpoint_every=3", "loop.steps=3",
     "loop.instances=4", "loop.group_size=4", "loop.reinforce.minibatches=2", "tasks.heldout=2",
     "engine.slots=8", "engine.prefill_chunks=96,384", "engine.kv_buckets=768",
-    "rollout.concurrency=8", "model.micro_rows=1",
+    "rollout.concurrency=8", "model.micro_rows=1", "engine.routing=True",
 )  # fmt: skip
 # What an update computes; seconds and the engine's side differ between a live and an offline run.
 COMPUTED = (
     "loss", "grad_norm", "update_norm", "entropy", "nll", "clip_share", "kl_old", "trained_tok",
     "reward_mean", "sampled_tok", "tree_tok", "logprob_gap_max", "value_loss", "value_grad_norm",
-    "explained_variance", "kl_ref", "correction_mean",
+    "explained_variance", "kl_ref", "correction_mean", "strayed_routes", "balance",
 )  # fmt: skip
 PPO = (
     "batch.algorithm=ppo", "batch.lam=0.9", "critic.pretrain_steps=1", "critic.epochs=2",
     "loop.steps=2", "loss.kl_coef=0.02", "loop.reinforce.max_logprob_gap=0.0",
+    "batch.replay_routes=True", "loss.balance_coef=0.01",
 )  # fmt: skip
 
 

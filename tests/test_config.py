@@ -45,7 +45,7 @@ def test_an_override_sets_its_field(setting: str, path: tuple[str, ...], value: 
         ("loop=3", "name a field of it"),
         ("seed.x=3", "is a value"),
         ("loop.steps", "expected path.to.field=value"),
-        ("loss.kind=ppo2", 'expected "grpo" or "sft"'),
+        ("loss.kind=ppo2", 'expected "clipped" or "sft"'),
         ("batch.pack.share_context=yes", "expected bool"),
         ("harnesses=", "at least one name"),
         ("loop.group_size=0", "group_size >= 1"),

@@ -4,7 +4,8 @@ Every instruction outside fusions reads its operands and writes its results, as 
 the large memory (the compiler says so in their layouts). A slice or gather reads what it gives, not
 its operand; an update in place moves the update, not the array; the same inside a fusion for a
 parameter that is only sliced, and for a fusion that ends in an update. An asynchronous pair is
-counted at its start. Not here: what must be moved (`dry_run.decode_bytes`), time.
+counted at its start; of a conditional every branch. Not here: what must be moved
+(`dry_run.decode_bytes`), time.
 Invariant: an upper estimate: data that stays on chip between two instructions without the
 compiler's layouts saying so is counted. Source: XLA's HloCostAnalysis, "bytes accessed".
 """
@@ -18,7 +19,7 @@ from clawgym_jax.compiled.trips import run_counts
 
 _FREE = frozenset({
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "while", "call",
-    "conditional", "partition-id", "replica-id", "opt-barrier", "domain", "iota",
+    "conditional", "partition-id", "replica-id", "opt-barrier", "domain",
 })  # fmt: skip
 _DONE = ("-done", "-update")
 _SLICES = ("dynamic-slice", "gather", "slice")
@@ -56,10 +57,8 @@ def _moved(module: Module, where: Computation, instruction: Instruction) -> int:
         return 0
     if opcode == "fusion":
         return _of_fusion(module, where, instruction)
-    if opcode.endswith("-start"):  # its result holds operand and result: counted once each
-        operands = [_size(where.instructions[o].shapes) for o in instruction.operands]
-        largest = max((_size([shape]) for shape in instruction.shapes), default=0)
-        return max(sum(operands), largest) if opcode != "copy-start" else sum(operands) or largest
+    if opcode.endswith("-start"):
+        return _of_start(where, instruction)
     if opcode in _SLICES:
         return _size(instruction.shapes) + _size(_plain(instruction.shapes))
     if opcode == "dynamic-update-slice":
@@ -68,6 +67,18 @@ def _moved(module: Module, where: Computation, instruction: Instruction) -> int:
         return 3 * _size(where.instructions[instruction.operands[-1]].shapes)
     operands = [_size(where.instructions[o].shapes) for o in instruction.operands]
     return sum(operands) + _size(instruction.shapes)
+
+
+def _of_start(where: Computation, instruction: Instruction) -> int:
+    """Of an asynchronous pair. Its shapes are operands, results and room for the device's notes."""
+    opcode, shapes = instruction.opcode.removesuffix("-start"), instruction.shapes
+    if opcode in _SLICES:
+        given = shapes[len(instruction.operands) :][:1]
+        return _size(given) + _size(_plain(given))
+    read = sum(_size(where.instructions[o].shapes) for o in instruction.operands)
+    if opcode == "copy":  # its result stands before its operand
+        return read + _size(shapes[:1])
+    return read + max((_size([shape]) for shape in shapes), default=0)
 
 
 def _of_fusion(module: Module, where: Computation, fusion: Instruction) -> int:
@@ -95,6 +106,8 @@ def _updated_in_place(body: Computation) -> dict[str, int]:
         if update.opcode != "dynamic-update-slice":
             return {}
         target = _behind(body, body.instructions[update.operands[0]])
+        if target.opcode != "parameter":  # made here: all of it is written
+            return {}
         size = 2 * _size(_plain(body.instructions[update.operands[1]].shapes))
         found[target.name] = found.get(target.name, 0) + size
     return {**found, "": sum(found.values())}
@@ -102,6 +115,15 @@ def _updated_in_place(body: Computation) -> dict[str, int]:
 
 def _only_sliced(module: Module, body: Computation, parameter: Instruction) -> int | None:
     """Bytes of the slices taken of it, or None where something reads all of it."""
+    total, passed_on = _uses(module, body, parameter)
+    return None if passed_on else total
+
+
+def _uses(module: Module, body: Computation, parameter: Instruction) -> tuple[int | None, bool]:
+    """(bytes of the slices taken of it, or None; whether the result is the parameter itself).
+
+    Where it is, whoever uses the result uses the parameter.
+    """
     total, names = 0, {parameter.name}
     for instruction in body.instructions.values():  # in order: uses come after definitions
         used = names.intersection(instruction.operands)
@@ -113,14 +135,16 @@ def _only_sliced(module: Module, body: Computation, parameter: Instruction) -> i
             names.add(instruction.name)
         elif instruction.opcode == "fusion":  # fusions lie within fusions
             inner = module.computations[dict(instruction.called())["calls"]]
-            places = [i for i, name in enumerate(instruction.operands) if name in names]
-            parts = [_only_sliced(module, inner, _parameter(inner, i)) for i in places]
-            if None in parts:
-                return None
-            total += sum(part or 0 for part in parts)
+            for place in (i for i, name in enumerate(instruction.operands) if name in names):
+                part, passed_on = _uses(module, inner, _parameter(inner, place))
+                if part is None:
+                    return None, False
+                total += part
+                if passed_on:
+                    names.add(instruction.name)
         else:
-            return None
-    return total
+            return None, False
+    return total, body.root.name in names
 
 
 def _parameter(body: Computation, number: int) -> Instruction:

@@ -1,6 +1,6 @@
 """An experiment's programs for chips that are not here: lowered from shapes, nothing allocated.
 
-Training's programs are those of `train.step.TrainStep` on the experiment's mesh; serving's those of
+Training's programs are those of `train.step` on the experiment's mesh; serving's those of
 `serving.engine.Engine` on the chips of one host. Not here: compiling and counting (`compiled`).
 Invariant: the programs are the ones that a run would use, made by the same code.
 """
@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from clawgym_jax.assemble import make_learner
 from clawgym_jax.batch.tree_batch import TreeBatch
 from clawgym_jax.compiled import ideal, load
 from clawgym_jax.compiled.findings import Findings
@@ -32,8 +33,13 @@ from clawgym_jax.model.parallel_serving import ServingParallel
 from clawgym_jax.model.tree_attention_tpu import Tiling
 from clawgym_jax.serving.attention import BLOCK
 from clawgym_jax.serving.engine import Engine
-from clawgym_jax.train.state import init_state, make_optimizer
-from clawgym_jax.train.step import TrainStep
+from clawgym_jax.train.critic import init_critic
+from clawgym_jax.train.learner import Learner
+from clawgym_jax.train.machine import Step
+from clawgym_jax.train.state import TrainState, init_state
+
+_POLICY = {"score": "old_logprobs", "accumulate": "accumulate", "apply": "apply"}
+_CRITIC = {"score": "values", "accumulate": "value_accumulate", "apply": "value_apply"}
 
 
 def model_of(config: ExperimentConfig) -> Qwen3Config:
@@ -74,8 +80,8 @@ class Plan:
     shares: dict[str, float]  # of what a kernel could do at most, by a part of its name
     gmm_share: float | None  # rows computed / rows, of the grouped products
     blocks: dict[str, int]  # of attention, in one row
-    state_bytes: int  # weights and moments of one chip
-    params_bytes: int
+    state_bytes: int  # weights and moments of one chip, with PPO of both models
+    params_bytes: Mapping[str, int]  # weights of one chip, by the program that gets them
     decode_bytes: int  # that a decode step has to read: weights, and all keys and values, once
 
     def describe(self) -> str:
@@ -85,11 +91,14 @@ class Plan:
 
     def training(self, found: Mapping[str, Findings]) -> dict[str, int]:
         """What lies on a chip at the same time while it trains; empty if that was not compiled."""
-        if "accumulate" not in found:
+        passes = [n for n in ("accumulate", "value_accumulate") if n in found]
+        if "accumulate" not in passes:
             return {}
         parts = {
             "weights and optimiser state": self.state_bytes,
-            "gradients and activations": found["accumulate"].peak.peak - self.params_bytes,
+            "gradients and activations": max(
+                found[name].peak.peak - self.params_bytes[name] for name in passes
+            ),
         }
         if "decode" in found:
             parts["serving copy with keys and values"] = found["decode"].peak.arguments
@@ -121,16 +130,14 @@ def plan(config: ExperimentConfig, devices: Sequence[Any], host_devices: Sequenc
         raise ConfigError("mesh: the experiment has none; give --mesh=FSDP,X")
     graphdef, shapes = qwen3.abstract(model, config.model.remat, parallel)
     sharding.check(model, shapes, parallel.mesh)
-    optimizer = make_optimizer(config.optim)
-    state = jax.eval_shape(lambda params: init_state(params, optimizer), shapes)
-    placed = sharding.shaped(state, parallel.mesh)
-    step = TrainStep(graphdef, optimizer, config.loss, config.model.micro_rows, parallel)
+    learner = make_learner(config, model, graphdef, parallel)
+    states = _states(learner, shapes, parallel)
     batch = batch_shapes(config, parallel)
-    lower = functools.cache(lambda: step.lower(placed, batch))
-    programs = {
-        name: Program(lambda of=of: lower()[of], len(devices))  # type: ignore[misc]
-        for name, of in (("old_logprobs", "score"), ("accumulate",) * 2, ("apply",) * 2)
-    }
+    programs = _training(learner.policy, states[0], batch, _POLICY, len(devices))
+    params_bytes = {"accumulate": _bytes_of(states[0].params)}
+    if learner.critic is not None:
+        programs |= _training(learner.critic, states[1], batch, _CRITIC, len(devices))
+        params_bytes["value_accumulate"] = _bytes_of(states[1].params)
     serving, decode_bytes = _serving(config, model, host_devices)
     programs |= serving
     row = config.batch.pack.row_tok
@@ -154,10 +161,31 @@ def plan(config: ExperimentConfig, devices: Sequence[Any], host_devices: Sequenc
         shares={"tree_attention": attention_share, "gmm": gmm_run},
         gmm_share=gmm_share,
         blocks=blocks,
-        state_bytes=_bytes_of(placed),
-        params_bytes=_bytes_of(placed.params),
+        state_bytes=_bytes_of(states),
+        params_bytes=params_bytes,
         decode_bytes=decode_bytes,
     )
+
+
+def _states(learner: Learner, shapes: Any, parallel: Parallel) -> list[TrainState]:
+    """Of the policy and, with PPO, the value model: shapes that know their sharding."""
+    states = [jax.eval_shape(lambda params: init_state(params, learner.optimizer), shapes)]
+    if learner.critic is not None and learner.critic_optimizer is not None:
+        optimizer = learner.critic_optimizer
+        start = jax.eval_shape(functools.partial(init_critic, learner.model), shapes)
+        states.append(jax.eval_shape(lambda params: init_state(params, optimizer), start))
+    return [sharding.shaped(state, parallel.mesh) for state in states]
+
+
+def _training(
+    step: Step, state: TrainState, batch: TreeBatch, names: Mapping[str, str], devices: int
+) -> dict[str, Program]:
+    """A model's programs of training; names: what we call those of `Step.lower`."""
+    lower = functools.cache(lambda: step.lower(state, batch))
+    return {
+        name: Program(lambda of=of: lower()[of], devices)  # type: ignore[misc]
+        for of, name in names.items()
+    }
 
 
 def _serving(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SMALLEST = 1e-12  # what a logarithmic axis shows a zero as
+_SMALLEST_SPAN = 1e-290  # of an axis: a quarter of it still has a logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def value_axis(values: Sequence[float], start: float, stop: float, log: bool = F
         last = max(math.ceil(math.log10(max(seen))), first + 1)
         return Axis(10.0**first, 10.0**last, start, stop, log=True)
     low, high = min([0.0, *values]), max([0.0, *values])
-    if low == high:
+    if high - low < _SMALLEST_SPAN:
         high = low + 1.0
     stride = _stride(low, high)
     return Axis(math.floor(low / stride) * stride, math.ceil(high / stride) * stride, start, stop)

@@ -23,6 +23,8 @@ _TIMES = {
     "old_logprobs_s": "old log-probs",
     "update_s": "update",
     "pack_s": "packing",
+    "values_s": "values",
+    "value_update_s": "updates of the value model",
     "publish_s": "publish",
 }
 _MOST_REASONS = 12
@@ -59,7 +61,16 @@ def _training_curves(run: RunData) -> Html | None:
                    [_series(run.train, "clip_share", "clip share")]),
         line_chart("Log-prob gap", "|engine - trainer| on the sampled tokens; logarithmic", steps,
                    gaps, limit=limit or None, log=True),
+        _critic_curve(run, steps),
     )  # fmt: skip
+
+
+def _critic_curve(run: RunData, steps: Sequence[int]) -> Html | None:
+    """With PPO: how much of the returns' variance the values explained before they were updated."""
+    if not any("explained_variance" in line for line in run.train):
+        return None
+    explained = [_series(run.train, "explained_variance", "explained variance")]
+    return line_chart("Value model", "explained variance of returns; 1 = all", steps, explained)
 
 
 def _cold_curve(run: RunData) -> Html | None:

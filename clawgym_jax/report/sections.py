@@ -113,7 +113,8 @@ def _step_parts(lines: Sequence[Line]) -> list[Series]:
     serving = [min(_some(x, "serving_busy_s"), _some(x, "rollout_s")) for x in lines]
     waiting = [_some(x, "rollout_s") - s for x, s in zip(lines, serving, strict=True)]
     parts = [Series("serving", tuple(serving)), Series("rest of the rollout", tuple(waiting))]
-    parts += [Series(name, tuple(_some(x, k) for x in lines)) for k, name in _TIMES.items()]
+    timed = {k: name for k, name in _TIMES.items() if any(k in x for x in lines)}
+    parts += [Series(name, tuple(_some(x, k) for x in lines)) for k, name in timed.items()]
     named = [sum(p.values[i] or 0.0 for p in parts) for i in range(len(lines))]
     rest = [max(0.0, _some(x, "step_s") - n) for x, n in zip(lines, named, strict=True)]
     return [*parts, Series("other", tuple(rest))]

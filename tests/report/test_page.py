@@ -249,3 +249,15 @@ def test_the_report_never_loads_jax() -> None:
     code = "import sys, clawgym_jax.report.page, clawgym_jax.report.call_list\n"
     done = subprocess.run([sys.executable, "-c", code + "sys.exit('jax' in sys.modules)"])
     assert done.returncode == 0
+
+
+def test_the_value_model_has_its_curve_where_there_is_one(tmp_path: Path) -> None:
+    write_metrics(tmp_path, 3)
+    _, page = read(write_report(tmp_path, None))
+    assert "Value model" not in words(page)
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    more = [{**line, "explained_variance": 0.25, "values_s": 1.0} for line in lines]
+    path.write_text("\n".join(map(json.dumps, more)) + "\n")
+    _, page = read(write_report(tmp_path, None))
+    assert "Value model" in words(page) and "0.25" in words(page)

@@ -77,8 +77,10 @@ def step_line(step: int, steps: int, m: dict[str, Any]) -> str:
         if name.startswith("reward/")
     )
     critic = f"explained {m['explained_variance']:.2f}  " if "explained_variance" in m else ""
+    policy = "no policy update  "
+    if "entropy" in m:
+        policy = f"entropy {m['entropy']:.3f}  clip {m['clip_share']:.3f}  "
     return (
         f"step {step:3d}/{steps}  reward {m['reward_mean']:.3f} ({rewards})  "
-        f"entropy {m.get('entropy', 0.0):.3f}  clip {m.get('clip_share', 0.0):.3f}  "
-        f"{critic}{m['step_s']:.1f} s"
+        f"{policy}{critic}{m['step_s']:.1f} s"
     )

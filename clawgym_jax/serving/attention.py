@@ -1,6 +1,6 @@
 """How the engine's queries attend to the keys and values of their slots.
 
-`attend_step`: one query per slot (decode); `attend_step_by_products`, its twin for TPUs.
+`attend_step`: one query per slot (decode); `attend_step_by_query`, its form for CPUs.
 `attend_chunk`: a chunk of a prompt (prefill), in blocks of keys with a running softmax where the
 slot is long, so that no P x T scores are stored and blocks behind the chunk's end cost nothing; a
 47,000-token prompt is a matter of seconds then, not minutes.
@@ -24,57 +24,64 @@ _LOWEST = -1e30  # below any score, yet finite: differences of two of them are n
 def attend_step(
     q: jax.Array, k: jax.Array, v: jax.Array, past_k: jax.Array, past_v: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """One query per slot over its past and itself. q f[S,1,H,hd], past f[S,T,KV,hd].
+    """One query per slot over its past and itself. q f[S,1,H,hd], k, v f[S,1,KV,hd],
+    past f[S,KV,T,hd], mask bool[S,T].
 
-    Written as multiply and reduce: one query against many keys is bound by memory, and this form
-    reads the cache in place where a batched matrix product would copy and transpose it first.
+    Products in the cache's own type. (Written as multiply and reduce, a TPU's program writes the
+    whole cache out in float32 first: 3 bytes for every byte of the cache beside the read itself.)
     """
-    slots, _, heads, width = q.shape
-    kv = k.shape[2]
-    grouped = q.reshape(slots, 1, kv, heads // kv, width).astype(jnp.float32) / math.sqrt(width)
-    past = jnp.sum(grouped * past_k[:, :, :, None].astype(jnp.float32), axis=-1)  # [S, T, KV, G]
-    own = jnp.sum(grouped[:, 0] * k[:, 0, :, None].astype(jnp.float32), axis=-1)  # [S, KV, G]
-    past = jnp.where(mask[:, :, None, None], past, -jnp.inf)
-    peak = jnp.maximum(jnp.max(past, axis=1), own)
-    past, own = jnp.exp(past - peak[:, None]), jnp.exp(own - peak)
-    total = jnp.sum(past, axis=1) + own
-    out = jnp.sum(past[..., None] * past_v[:, :, :, None].astype(jnp.float32), axis=1)
-    out = (out + own[..., None] * v[:, 0, :, None]) / total[..., None]
-    return out.astype(q.dtype).reshape(q.shape)
+    return _step(_dot("skgd,sktd->skgt", *_grouped(q, past_k)), q, k, v, past_v, mask)
 
 
-def attend_step_by_products(
+def attend_step_by_query(
     q: jax.Array, k: jax.Array, v: jax.Array, past_k: jax.Array, past_v: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """As `attend_step`, by matrix products in the cache's own type: what a TPU reads in place.
+    """As `attend_step`, its scores query by query.
 
-    There the multiply-and-reduce form writes the whole cache out in float32 first (measured on the
-    compiled program: 3 bytes moved for every byte of the cache beside the read itself). With one
-    key-value head a chip the cache is already laid out as the products want it.
+    A CPU's product of a matrix and a vector reads the matrix as it lies, that of two matrices
+    rearranges it first. For few queries to a key.
     """
+    grouped, keys = _grouped(q, past_k)
+    scores = [_dot("skd,sktd->skt", grouped[:, :, i], keys) for i in range(grouped.shape[2])]
+    return _step(jnp.stack(scores, axis=2), q, k, v, past_v, mask)
+
+
+def _grouped(q: jax.Array, past_k: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Queries f[S, KV, G, hd] by their keys, scaled, in the type of these; and the keys."""
     slots, _, heads, width = q.shape
-    kv = k.shape[2]
+    kv = past_k.shape[1]
     grouped = q.reshape(slots, kv, heads // kv, width) / math.sqrt(width)
-    past = _dot("skgd,stkd->skgt", grouped.astype(past_k.dtype), past_k)  # f32[S, KV, G, T]
+    return grouped.astype(past_k.dtype), past_k
+
+
+def _step(
+    past: jax.Array,  # f32[S, KV, G, T], scores
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    past_v: jax.Array,
+    mask: jax.Array,
+) -> jax.Array:
+    grouped = q.reshape(*past.shape[:3], -1) / math.sqrt(q.shape[-1])
     own = _dot("skgd,skd->skg", grouped, k[:, 0])
     past = jnp.where(mask[:, None, None, :], past, -jnp.inf)
     peak = jnp.maximum(jnp.max(past, axis=-1), own)
     past, own = jnp.exp(past - peak[..., None]), jnp.exp(own - peak)
     total = jnp.sum(past, axis=-1) + own
-    out = _dot("skgt,stkd->skgd", past.astype(past_v.dtype), past_v)
+    out = _dot("skgt,sktd->skgd", past.astype(past_v.dtype), past_v)
     out = (out + own[..., None] * v[:, 0, :, None]) / total[..., None]
     return out.astype(q.dtype).reshape(q.shape)
 
 
 def attend_chunk(
     q: jax.Array,  # f[b, P, H, hd]
-    past_k: jax.Array,  # f[b, T, KV, hd], the chunk's own keys included
-    past_v: jax.Array,  # f[b, T, KV, hd]
+    past_k: jax.Array,  # f[b, KV, T, hd], the chunk's own keys included
+    past_v: jax.Array,  # f[b, KV, T, hd]
     position: jax.Array,  # i32[b, P]
     block: int = BLOCK,
 ) -> jax.Array:
     """P queries per row, each over the keys at and before its position. f[b, P, H, hd]"""
-    if past_k.shape[1] <= block:
+    if past_k.shape[2] <= block:
         return _attend_at_once(q, past_k, past_v, position)
     return _attend_in_blocks(q, past_k, past_v, position, block)
 
@@ -83,20 +90,20 @@ def _attend_at_once(
     q: jax.Array, past_k: jax.Array, past_v: jax.Array, position: jax.Array
 ) -> jax.Array:
     batch, size, heads, width = q.shape
-    kv = past_k.shape[2]
-    mask = jnp.arange(past_k.shape[1])[None, None, :] <= position[:, :, None]  # bool[b, P, T]
+    kv = past_k.shape[1]
+    mask = jnp.arange(past_k.shape[2])[None, None, :] <= position[:, :, None]  # bool[b, P, T]
     grouped = q.reshape(batch, size, kv, heads // kv, width)
-    scores = jnp.einsum("bpkgd,btkd->bkgpt", grouped, past_k, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("bpkgd,bktd->bkgpt", grouped, past_k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask[:, None, None], scores / math.sqrt(width), -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(past_v.dtype)
-    return jnp.einsum("bkgpt,btkd->bpkgd", weights, past_v).reshape(q.shape)
+    return jnp.einsum("bkgpt,bktd->bpkgd", weights, past_v).reshape(q.shape)
 
 
 def _attend_in_blocks(
     q: jax.Array, past_k: jax.Array, past_v: jax.Array, position: jax.Array, block: int
 ) -> jax.Array:
     batch, size, heads, width = q.shape
-    kv = past_k.shape[2]
+    kv = past_k.shape[1]
     group = heads // kv
     queries = q.reshape(batch, size, kv, group, width).transpose(0, 2, 3, 1, 4)
     queries = queries.reshape(batch, kv, group * size, width)  # f[b, KV, G * P, hd]
@@ -131,10 +138,10 @@ def _attend_in_blocks(
 
 
 def _by_block(x: jax.Array, block: int) -> jax.Array:
-    """f[b, T, KV, hd] to f[n, b, KV, block, hd], padded to whole blocks."""
-    batch, length, kv, width = x.shape
-    x = jnp.pad(x, ((0, 0), (0, -length % block), (0, 0), (0, 0)))
-    return x.reshape(batch, -1, block, kv, width).transpose(1, 0, 3, 2, 4)
+    """f[b, KV, T, hd] to f[n, b, KV, block, hd], padded to whole blocks."""
+    batch, kv, length, width = x.shape
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, -length % block), (0, 0)))
+    return x.reshape(batch, kv, -1, block, width).transpose(2, 0, 1, 3, 4)
 
 
 def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

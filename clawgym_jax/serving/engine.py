@@ -50,8 +50,8 @@ class Engine:
     ) -> None:
         """parallel: the chips of a host; `graphdef` is then the one made with it.
 
-        forms: those of programs.TPU move less on a TPU (a scatter copies the whole cache there);
-        None: by platform.
+        forms: those of programs.TPU move less on a TPU, those of programs.PLAIN are faster on a
+        CPU; None: by platform.
         """
         config.check()
         self.routing = config.routing and model.num_experts > 0
@@ -115,7 +115,7 @@ class Engine:
         )
 
         def cache(count: int, tokens: int) -> jax.Array:
-            return jnp.zeros((m.num_layers, count + 1, tokens, m.num_kv_heads, m.head_dim), m.dtype)
+            return jnp.zeros((m.num_layers, count + 1, m.num_kv_heads, tokens, m.head_dim), m.dtype)
 
         def pool() -> jax.Array | None:
             return cache(self.config.pages, self.config.page_tok) if self.config.pages else None

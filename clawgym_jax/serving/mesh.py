@@ -21,7 +21,7 @@ from clawgym_jax.model.parallel_serving import ServingParallel
 from clawgym_jax.model.sharding import SERVING, TENSOR, shardings, specs
 
 _EVERYWHERE = PartitionSpec()
-_HEADS = PartitionSpec(None, None, None, TENSOR)  # of f[L, S, T, KV, hd]
+_HEADS = PartitionSpec(None, None, TENSOR)  # of f[L, S, KV, T, hd]
 _PRECISE = ("norm", "router")  # ends of names of parameters that are used as they are
 
 

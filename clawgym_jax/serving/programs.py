@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from clawgym_jax.model.qwen3 import Qwen3, all_logits, apply
-from clawgym_jax.serving.attention import attend_chunk, attend_step, attend_step_by_products
+from clawgym_jax.serving.attention import attend_chunk, attend_step, attend_step_by_query
 from clawgym_jax.serving.sampling import Draw, draw
 from clawgym_jax.serving.state import Array, DecodeState, Prefill, Room, Rows
 
@@ -39,13 +39,16 @@ def insert(state: DecodeState, rows: Rows) -> DecodeState:
 
 
 def scatter(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | None) -> jax.Array:
-    """`cache` f[L, S, T, KV, hd] with `new` f[L, b, P, KV, hd] at [:, slots, starts:starts + P].
+    """`cache` f[L, S, KV, T, hd] with `new` f[L, b, KV, P, hd] at [:, slots, :, starts:starts + P].
 
     P is 1, or starts is None: from 0 on.
     """
     if starts is None:
-        return cache.at[:, slots, : new.shape[2]].set(new)
-    return cache.at[:, slots, starts].set(new[:, :, 0])
+        return cache.at[:, slots, :, : new.shape[3]].set(new)
+    heads = jnp.arange(cache.shape[2])
+    return cache.at[:, jnp.asarray(slots)[:, None], heads, jnp.asarray(starts)[:, None]].set(
+        new[:, :, :, 0]
+    )
 
 
 def write_rows(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | None) -> jax.Array:
@@ -55,7 +58,7 @@ def write_rows(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | N
 
     def one(row: jax.Array, cache: jax.Array) -> jax.Array:
         part = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=1)
-        return jax.lax.dynamic_update_slice(cache, part, (0, slots[row], starts[row], 0, 0))
+        return jax.lax.dynamic_update_slice(cache, part, (0, slots[row], 0, starts[row], 0))
 
     out: jax.Array = jax.lax.fori_loop(0, new.shape[1], one, cache)
     return out
@@ -68,8 +71,8 @@ class Forms(NamedTuple):
     attend: Callable[..., jax.Array]
 
 
-PLAIN = Forms(scatter, attend_step)
-TPU = Forms(write_rows, attend_step_by_products)
+PLAIN = Forms(scatter, attend_step_by_query)
+TPU = Forms(write_rows, attend_step)  # a scatter would copy the whole cache
 
 
 def generate(
@@ -96,7 +99,7 @@ def generate(
             if not bucket:
                 outs.append(jnp.zeros_like(q[part]))
                 continue
-            past_k, past_v = (x[cache, : part.stop - part.start, :bucket] for x in kv)
+            past_k, past_v = (x[cache, : part.stop - part.start, :, :bucket] for x in kv)
             mask = jnp.arange(bucket)[None, :] < position[part, None]  # bool[S, T']
             outs.append(forms.attend(q[part], k[part], v[part], past_k, past_v, mask))
         return jnp.concatenate(outs), (k[:, 0], v[:, 0])
@@ -104,13 +107,13 @@ def generate(
     layers = jnp.arange(state.k[0].shape[0])
     tokens, positions = state.last[:, None], position[:, None]
     out = apply(graphdef, params, tokens, positions, attend, layers, want_routing=routing)
-    drawn = draw(all_logits(graphdef, params, out.hidden[:, 0]), state.knobs)
+    drawn = draw(all_logits(graphdef, params, out.hidden[:, 0]), state.knobs, state.active)
     keys, values = list(state.k), list(state.v)
     for i, (part, bucket) in enumerate(zip(parts, buckets, strict=True)):
         if bucket:
             count = part.stop - part.start  # idle slots write to scratch
             rows = jnp.where(state.active[part], jnp.arange(count), count)
-            new_k, new_v = (x[:, part, None] for x in out.cache)  # f[L, S, 1, KV, hd]
+            new_k, new_v = (x[:, part, :, None] for x in out.cache)  # f[L, S, KV, 1, hd]
             keys[i] = forms.write(keys[i], new_k, rows, position[part])
             values[i] = forms.write(values[i], new_v, rows, position[part])
     step = state.active.astype(jnp.int32)
@@ -140,15 +143,15 @@ def prefill(
     keys, values = state.k[room], state.v[room]
     size = batch.tokens.shape[1]
     position = batch.starts[:, None] + jnp.arange(size)[None, :]  # i32[b, P]
-    position = jnp.minimum(position, keys.shape[2] - 1)
+    position = jnp.minimum(position, keys.shape[3] - 1)
     rows = jnp.arange(batch.tokens.shape[0])[:, None]
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        past_k = cache[0].at[rows, position].set(k, mode="drop")
-        past_v = cache[1].at[rows, position].set(v, mode="drop")
+        past_k = cache[0].at[rows, :, position].set(k, mode="drop")
+        past_v = cache[1].at[rows, :, position].set(v, mode="drop")
         return attend_chunk(q, past_k, past_v, position), (past_k, past_v)
 
-    cache = (keys[:, batch.sources, :bucket], values[:, batch.sources, :bucket])
+    cache = (keys[:, batch.sources, :, :bucket], values[:, batch.sources, :, :bucket])
     tokens = jnp.asarray(batch.tokens)
     out = apply(graphdef, params, tokens, position, attend, cache, want_routing=routing)
     new_k, new_v = out.cache
@@ -171,7 +174,9 @@ def copy(
     """The first T' keys and values of a slot in a slot of another room."""
 
     def one(parts: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        taken = jax.lax.dynamic_slice_in_dim(parts[source_room], source, 1, axis=1)[:, :, :bucket]
+        taken = jax.lax.dynamic_slice_in_dim(parts[source_room], source, 1, axis=1)[
+            :, :, :, :bucket
+        ]
         at = (0, target, 0, 0, 0)
         return _with(parts, room, jax.lax.dynamic_update_slice(parts[room], taken, at))
 
@@ -184,10 +189,10 @@ def save(
     """Copies `count` pages of a slot, from its page `first` on, to `pages` i32[T / page]."""
 
     def one(pool: jax.Array, keys: jax.Array) -> jax.Array:
-        size = (keys.shape[0], 1, pool.shape[2], *keys.shape[3:])
+        size = (pool.shape[0], 1, *pool.shape[2:])
 
         def page(i: jax.Array, pool: jax.Array) -> jax.Array:
-            at = (0, slot, (first + i) * size[2], 0, 0)
+            at = (0, slot, 0, (first + i) * size[3], 0)
             taken = jax.lax.dynamic_slice(keys, at, size)
             return jax.lax.dynamic_update_slice(pool, taken, (0, pages[i], 0, 0, 0))
 
@@ -206,7 +211,7 @@ def restore(state: DecodeState, slot: Array, pages: Array, count: Array, room: i
     def one(keys: jax.Array, pool: jax.Array) -> jax.Array:
         def page(i: jax.Array, keys: jax.Array) -> jax.Array:
             taken = jax.lax.dynamic_slice_in_dim(pool, pages[i], 1, axis=1)
-            at = (0, slot, i * pool.shape[2], 0, 0)
+            at = (0, slot, 0, i * pool.shape[3], 0)
             return jax.lax.dynamic_update_slice(keys, taken, at)
 
         out: jax.Array = jax.lax.fori_loop(0, count, page, keys)

@@ -104,12 +104,13 @@ class EngineConfig:
 class DecodeState(NamedTuple):
     """Everything a decode step reads and writes; the last slot of a room is scratch, so is page N.
 
-    Keys and values of a slot below its length are those of its tokens.
+    Keys and values of a slot below its length are those of its tokens. What a head reads lies
+    together: attention multiplies it where it is.
     """
 
-    k: tuple[jax.Array, ...]  # f[L, S + 1, T, KV, hd] of each room
+    k: tuple[jax.Array, ...]  # f[L, S + 1, KV, T, hd] of each room
     v: tuple[jax.Array, ...]
-    pool_k: jax.Array | None  # f[L, N + 1, page, KV, hd]
+    pool_k: jax.Array | None  # f[L, N + 1, KV, page, hd]
     pool_v: jax.Array | None
     length: jax.Array  # i32[S], tokens with keys and values
     last: jax.Array  # i32[S], the token to feed next

@@ -89,7 +89,7 @@ def shares(engine: Engine, params: Any) -> dict[str, int]:
         if "embed" in _names(path):
             found["vocabulary"] = leaf.addressable_shards[0].data.shape[0]
     (keys,) = engine.init_decode_state().k
-    return found | {"kv_heads": keys.addressable_shards[0].data.shape[3]}
+    return found | {"kv_heads": keys.addressable_shards[0].data.shape[2]}
 
 
 def _names(path: Any) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from clawgym_jax.serving.attention import attend_chunk, attend_step, attend_step_by_products
+from clawgym_jax.serving.attention import attend_chunk, attend_step, attend_step_by_query
 
 QUERIES, KEYS = 5, 37
 
@@ -19,7 +21,7 @@ def some(shape: tuple[int, ...], seed: int) -> jax.Array:
 def inputs() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     starts = jnp.array([0, 7, 31])
     position = starts[:, None] + jnp.arange(QUERIES)[None]
-    return some((3, QUERIES, 4, 6), 0), some((3, KEYS, 2, 6), 1), some((3, KEYS, 2, 6), 2), position
+    return some((3, QUERIES, 4, 6), 0), some((3, 2, KEYS, 6), 1), some((3, 2, KEYS, 6), 2), position
 
 
 @pytest.mark.parametrize("block", [1, 4, 8, 36])
@@ -32,7 +34,7 @@ def test_blocks_change_nothing(block: int) -> None:
 @pytest.mark.parametrize("block", [4, KEYS])
 def test_keys_behind_a_query_do_not_matter(block: int) -> None:
     q, k, v, position = inputs()
-    behind = jnp.arange(KEYS)[None, :, None, None] > position[:, -1, None, None, None]
+    behind = jnp.arange(KEYS)[None, None, :, None] > position[:, -1, None, None, None]
     other = attend_chunk(
         q, jnp.where(behind, 1e3, k), jnp.where(behind, -1e3, v), position, block=block
     )
@@ -41,18 +43,35 @@ def test_keys_behind_a_query_do_not_matter(block: int) -> None:
 
 def test_grouped_heads_share_their_keys() -> None:
     q, k, v, position = inputs()
-    spread = [jnp.repeat(x, 2, axis=2) for x in (k, v)]
+    spread = [jnp.repeat(x, 2, axis=1) for x in (k, v)]
     blocked = attend_chunk(q, k, v, position, block=8)
     np.testing.assert_allclose(blocked, attend_chunk(q, *spread, position, block=8), atol=2e-6)
 
 
+def head_by_head(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    """f[H, hd] for q f[H, hd], keys and values f[KV, T, hd]: the definition."""
+    group = q.shape[0] // keys.shape[0]
+    outs = []
+    for head in range(q.shape[0]):
+        scores = keys[head // group] @ q[head] / np.sqrt(q.shape[1])
+        outs.append(jax.nn.softmax(scores) @ values[head // group])
+    return jnp.stack(outs)
+
+
+@pytest.mark.parametrize("form", [attend_step, attend_step_by_query])
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_both_forms_of_a_step_agree(groups: int) -> None:
+def test_a_step_is_attention_over_the_past_and_itself(groups: int, form: Any) -> None:
     q, k, v = some((3, 1, 4, 6), 0), some((3, 1, groups, 6), 1), some((3, 1, groups, 6), 2)
-    past_k, past_v = some((3, KEYS, groups, 6), 3), some((3, KEYS, groups, 6), 4)
-    mask = jnp.arange(KEYS)[None, :] < jnp.array([0, 5, KEYS])[:, None]
-    one = attend_step(q, k, v, past_k, past_v, mask)
-    two = attend_step_by_products(q, k, v, past_k, past_v, mask)
-    np.testing.assert_allclose(one, two, atol=2e-6)
-    spoilt = jnp.where(mask[:, :, None, None], past_k, 1e3)  # what the mask hides does not matter
-    np.testing.assert_array_equal(two, attend_step_by_products(q, k, v, spoilt, past_v, mask))
+    past_k, past_v = some((3, groups, KEYS, 6), 3), some((3, groups, KEYS, 6), 4)
+    lengths = np.array([0, 5, KEYS])
+    mask = jnp.arange(KEYS)[None, :] < lengths[:, None]
+    got = form(q, k, v, past_k, past_v, mask)
+    for slot, length in enumerate(lengths):
+        keys, values = (
+            jnp.concatenate([past[slot, :, :length], new[slot].swapaxes(0, 1)], axis=1)
+            for past, new in ((past_k, k), (past_v, v))
+        )
+        expected = head_by_head(q[slot, 0], keys, values)
+        np.testing.assert_allclose(got[slot, 0], expected, atol=2e-6)
+    spoilt = jnp.where(mask[:, None, :, None], past_k, 1e3)  # what the mask hides does not matter
+    np.testing.assert_array_equal(got, form(q, k, v, spoilt, past_v, mask))

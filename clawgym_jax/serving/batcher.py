@@ -1,7 +1,9 @@
 """Continuous batching over the engine's slots, one request at a time in and out.
 
 `admit` gives requests slots with the longest known prefix of theirs in them, `advance` prefills,
-`step` decodes one token for all, `stop` ends some early. Single-threaded; knows no queue, future
+`step` decodes one token for all, `stop` ends some early. With `run_ahead` the next step is on its
+way before this one's tokens are looked at, so that the device does not wait for Python; what it
+draws for a request that has ended meanwhile is thrown away. Single-threaded; knows no queue, future
 or thread (the drivers do). Not here: programs (`engine`), which slot holds what (`slots`).
 Invariant: a completion carries every sampled token with its log-probs and weight version.
 """
@@ -16,35 +18,39 @@ import jax
 import numpy as np
 
 from clawgym_jax.core.types import Finish
-from clawgym_jax.serving.engine import Engine, Prefill, Rows
+from clawgym_jax.serving import padded
+from clawgym_jax.serving.engine import Engine, Prefill
+from clawgym_jax.serving.padded import Suffix
 from clawgym_jax.serving.prefix_cache import PrefixCache
 from clawgym_jax.serving.request import DriverStats, Finished, Request, StopRule
 from clawgym_jax.serving.routes import Routes
-from clawgym_jax.serving.sampling import Knobs
 from clawgym_jax.serving.slots import NO_TOKENS, Claim, SlotTable
 
 
-class _Suffix(NamedTuple):
-    """What one row of a prefill computes."""
+class _Flight(NamedTuple):
+    """A decode step whose results nobody has looked at yet."""
 
-    slot: int
-    source: int
-    start: int
-    tokens: np.ndarray  # i32[n]
-    targets: np.ndarray = NO_TOKENS  # i32[n] when scoring
-    temperature: float = 1.0
+    requests: dict[int, Request]  # by slot
+    version: int
+    results: Any  # (draw, experts), on the device
 
 
 class Batcher:
     """The engine's state and the requests in it."""
 
-    def __init__(self, engine: Engine, decode: Callable[[Sequence[int]], str] | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        decode: Callable[[Sequence[int]], str] | None,
+        run_ahead: bool = False,
+    ) -> None:
         self.stats = DriverStats()
         self.running: dict[int, Request] = {}  # decoding, by slot
         self.filling: dict[int, Request] = {}  # their prompts are not all in yet
         self.version = 0
         self._engine = engine
         self._stop_rule = StopRule(engine.config.window_tok, decode)
+        self._run_ahead = run_ahead
         self._params: Any = None
         self._budget_tok = engine.config.prefill_budget_tok  # left until the next decode step
         self.reset()
@@ -58,6 +64,7 @@ class Batcher:
         self._table = SlotTable(self._engine.rooms, self._cache)
         self._routes = Routes(self._engine)
         self._state = self._engine.init_decode_state()
+        self._flight: _Flight | None = None  # the step ahead
 
     def swap(self, params: Any, version: int) -> None:
         """New weights; cached keys and values die with the old ones.
@@ -196,8 +203,8 @@ class Batcher:
         for r in rows:
             n, at = min(size, r.left_tok), r.filled_tok
             source = r.source if r.source >= 0 else r.slot
-            parts.append(_Suffix(r.slot, source, at, r.prompt[at : at + n]))
-        batch = self._batch(parts, size, room)
+            parts.append(Suffix(r.slot, source, at, r.prompt[at : at + n]))
+        batch = self._padded(parts, size, room)
         self._state, (_, experts) = self._engine.prefill(
             self._params, self._state, batch, room=room
         )
@@ -220,25 +227,10 @@ class Batcher:
         self._activate([r for r in through if r.forced is None])
         return self._score(scored) if scored else []
 
-    def _batch(self, rows: Sequence[_Suffix], size: int, room: int) -> Prefill:
-        """Prompt suffixes as padded arrays; slots counted within the room."""
-        b, (first, scratch, _) = self._engine.config.prefill_batch, self._engine.rooms[room]
-        batch = Prefill(
-            tokens=np.zeros((b, size), np.int32),
-            slots=np.full(b, scratch, np.int32),
-            sources=np.full(b, scratch, np.int32),
-            starts=np.zeros(b, np.int32),
-            targets=np.zeros((b, size), np.int32),
-            temperature=np.ones(b, np.float32),
+    def _padded(self, rows: Sequence[Suffix], size: int, room: int) -> Prefill:
+        return padded.suffixes(
+            rows, self._engine.config.prefill_batch, size, self._engine.rooms[room]
         )
-        for i, row in enumerate(rows):
-            n = len(row.tokens)
-            batch.tokens[i, :n] = row.tokens
-            batch.slots[i], batch.sources[i] = row.slot - first, row.source - first
-            batch.starts[i] = row.start
-            batch.targets[i, : len(row.targets)] = row.targets
-            batch.temperature[i] = row.temperature
-        return batch
 
     def _score(self, requests: Sequence[Request]) -> list[Finished]:
         """Teacher-forces the ids of `requests` and ends them."""
@@ -257,8 +249,8 @@ class Batcher:
             at, forced = len(r.ids), _forced(r)
             fed = np.concatenate([r.prompt[-1:], forced[:-1]])[at : at + size]
             start, targets = len(r.prompt) - 1 + at, forced[at : at + size]
-            rows.append(_Suffix(r.slot, r.slot, start, fed, targets, r.params.temperature))
-        batch = self._batch(rows, size, room)
+            rows.append(Suffix(r.slot, r.slot, start, fed, targets, r.params.temperature))
+        batch = self._padded(rows, size, room)
         self._state, (scores, experts) = self._engine.prefill(
             self._params, self._state, batch, score=True, room=room
         )
@@ -272,61 +264,60 @@ class Batcher:
             r.versions.extend([self.version] * n)
 
     def _activate(self, requests: Sequence[Request]) -> None:
-        if not requests:
-            return
-        rows = self._empty_rows()
-        for r in requests:
-            s, p = r.slot, r.params
-            rows.mask[s], rows.active[s] = True, True
-            rows.length[s], rows.last[s] = len(r.prompt) - 1, r.prompt[-1]
-            rows.knobs.temperature[s], rows.knobs.top_p[s] = p.temperature, p.top_p
-            rows.knobs.top_k[s], rows.knobs.min_p[s] = p.top_k, p.min_p
-            rows.knobs.seed[s] = p.seed & 0xFFFFFFFF
-        self._state = self._engine.insert(self._state, rows)
+        if requests:
+            rows = padded.starting(self._engine.config.slots, requests)
+            self._state = self._engine.insert(self._state, rows)
 
     def _deactivate(self, requests: Iterable[Request]) -> None:
         slots = [r.slot for r in requests]
-        if not slots:
-            return
-        rows = self._empty_rows()
-        rows.mask[slots] = True
-        self._state = self._engine.insert(self._state, rows)
-
-    def _empty_rows(self) -> Rows:
-        s = self._engine.config.slots
-        return Rows(
-            mask=np.zeros(s, bool),
-            length=np.zeros(s, np.int32),
-            last=np.zeros(s, np.int32),
-            active=np.zeros(s, bool),
-            knobs=Knobs(
-                temperature=np.ones(s, np.float32),
-                top_p=np.ones(s, np.float32),
-                top_k=np.zeros(s, np.int32),
-                min_p=np.zeros(s, np.float32),
-                seed=np.zeros(s, np.uint32),
-                step=np.zeros(s, np.int32),
-            ),
-        )
+        if slots:
+            rows = padded.stopping(self._engine.config.slots, slots)
+            self._state = self._engine.insert(self._state, rows)
 
     # --- decoding ----------------------------------------------------------------------------
 
     def step(self) -> list[Finished]:
-        """One token for every running request; returns those that ended with it."""
+        """One token for every running request; returns those that ended with it.
+
+        With `run_ahead`, requests that were activated since the last step get theirs with the next.
+        """
         self._budget_tok = self._engine.config.prefill_budget_tok
+        flight = self._flight
+        if flight is None or not self._still_running(flight):
+            flight = self._launch(None)
+        self._flight = None
+        if self._run_ahead and any(not self._ends_with(flight, r) for r in self.running.values()):
+            self._flight = self._launch(flight)
+        return self._land(flight)
+
+    def _launch(self, before: _Flight | None) -> _Flight:
+        """Starts a decode step; `before` is one whose tokens are not known yet."""
         longest = [0] * len(self._engine.rooms)
         for slot, r in self.running.items():
-            room = self._table.room_of(slot)
-            longest[room] = max(longest[room], len(r.prompt) + len(r.ids))
-        self._state, (drawn, experts) = self._engine.generate(self._params, self._state, longest)
+            room, coming = self._table.room_of(slot), _is_in(before, r)
+            longest[room] = max(longest[room], len(r.prompt) + len(r.ids) + coming)
+        self._state, results = self._engine.generate(self._params, self._state, longest)
+        return _Flight(dict(self.running), self.version, results)
+
+    def _still_running(self, flight: _Flight) -> list[tuple[int, Request]]:
+        return [(slot, r) for slot, r in self.running.items() if _is_in(flight, r)]
+
+    def _ends_with(self, flight: _Flight, r: Request) -> bool:
+        """Whether its length says so; a stop token is not known before it is drawn."""
+        return _is_in(flight, r) and self._stop_rule.is_last(r, len(r.ids) + 1)
+
+    def _land(self, flight: _Flight) -> list[Finished]:
+        """Waits for a step, and gives the requests their tokens."""
+        drawn, experts = flight.results
         drawn, experts = self._from_device((tuple(drawn), experts))
         ids, logprobs, raw = (x.tolist() for x in drawn)
+        lively = self._still_running(flight)
         self.stats.steps += 1
-        self.stats.slot_steps += len(self.running)
-        self.stats.sampled_tok += len(self.running)
+        self.stats.slot_steps += len(lively)
+        self.stats.sampled_tok += len(lively)
         now_s = time.perf_counter()
         ended: list[Finished] = []
-        for slot, r in list(self.running.items()):
+        for slot, r in lively:
             self._routes.put_step(slot, len(r.prompt) - 1 + len(r.ids), experts)
             if not r.ids:
                 self.stats.first_tokens += 1
@@ -334,7 +325,7 @@ class Batcher:
             r.ids.append(ids[slot])
             r.logprobs.append(logprobs[slot])
             r.raw.append(raw[slot])
-            r.versions.append(self.version)
+            r.versions.append(flight.version)
             finish, stop_string = self._stop_rule.verdict(r)
             if finish is not None:
                 ended.append(self._finish(r, finish, stop_string))
@@ -357,6 +348,10 @@ class Batcher:
         routing = self._routes.of(r.slot, int(kept.size), len(r.prompt) + len(r.ids))
         self._table.release(r.slot, NO_TOKENS if r.mixed else kept)
         return r, r.completion(finish, stop_string, routing)
+
+
+def _is_in(flight: _Flight | None, r: Request) -> bool:
+    return flight is not None and flight.requests.get(r.slot) is r
 
 
 def _forced(r: Request) -> np.ndarray:

@@ -39,7 +39,7 @@ class NativeDriver(Asking):
         """decode: ids -> text, needed for stop strings only. swap_policy: else the engine's."""
         super().__init__(engine.model.vocab_size, engine.config.window_tok, decode is not None)
         self._engine = engine
-        self._batcher = Batcher(engine, decode)
+        self._batcher = Batcher(engine, decode, run_ahead=True)
         self.stats = self._batcher.stats
         self._wake = threading.Condition()
         policy = swap_policy or engine.config.swap_policy

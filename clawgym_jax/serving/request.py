@@ -106,10 +106,11 @@ class StopRule:
         found = self._stop_string(r) if r.stop.strings else None
         if found is not None:
             return Finish.STOP, found
-        full = len(r.prompt) + len(r.ids) >= self._window_tok
-        if len(r.ids) >= r.params.max_tok or full:
-            return Finish.LENGTH, None
-        return None, None
+        return (Finish.LENGTH if self.is_last(r, len(r.ids)) else None), None
+
+    def is_last(self, r: Request, tokens: int) -> bool:
+        """Whether a completion of so many tokens has no room for another."""
+        return tokens >= r.params.max_tok or len(r.prompt) + tokens >= self._window_tok
 
     def _stop_string(self, r: Request) -> str | None:
         """The stop string that the last token completed; earlier ones would have ended it."""

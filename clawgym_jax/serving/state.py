@@ -105,7 +105,7 @@ class DecodeState(NamedTuple):
     """Everything a decode step reads and writes; the last slot of a room is scratch, so is page N.
 
     Keys and values of a slot below its length are those of its tokens. What a head reads lies
-    together: attention multiplies it where it is.
+    together: attention's products need it in this order.
     """
 
     k: tuple[jax.Array, ...]  # f[L, S + 1, KV, T, hd] of each room

@@ -25,7 +25,8 @@ grows faster, and old log-probs and the update are not counted.
 Memory: arguments and temporaries of our compiled pass; in torch what its resident memory rises by
 in the first step, and the weights. Live blocks: of 64 x 64 tokens. "live_over_sharing" = (packed /
 tree live blocks) / sharing: what attention alone would make of the first goal. It is below 1, since
-the tokens that paths repeat are their first ones, which see little.
+the tokens that paths repeat are their first ones, which see little. "blind_seconds": the tree's row
+if every token saw itself only, that is the step without attention.
 
 The last line is a JSON object. --quick: no group but claude_code, of every 64th token.
 """
@@ -53,6 +54,7 @@ from absl import app, flags
 
 from clawgym_jax.batch.config import BatchConfig
 from clawgym_jax.batch.from_episodes import build_batch
+from clawgym_jax.batch.tree_batch import TreeBatch
 from clawgym_jax.core.types import Episode
 from clawgym_jax.tree.pack import PackConfig
 from experiments.bench.serving_parts import environments
@@ -183,14 +185,20 @@ def compare(group: Group, ours: Ours, python: Path | None, model: str, turns: in
             torch = Torch(python, model, data, tree.rows.tokens.shape[1])
             stack.enter_context(torch)
             row |= torch_facts(torch, loss, embedding(gradient))
-        best = best_seconds(ours, batches, torch, turns)
+        best = best_seconds(ours, batches | {"blind": blind(batches["tree"])}, torch, turns)
     for name, batch in batches.items():
         row[f"{name}_mib"] = round(ours.mib(batch), 1)
     for name, seconds in best.items():
         row[f"{name}_seconds"] = round(seconds, 4)
-    for name in best.keys() - {"tree"}:
+    for name in best.keys() - {"tree", "blind"}:
         row[f"{name}_over_tree"] = round(best[name] / best["tree"], 2)
     return row
+
+
+def blind(batch: TreeBatch) -> TreeBatch:
+    """The same row, but every token sees itself only: all of a step but attention."""
+    length = batch.tokens.shape[1]
+    return batch.replace(end=np.broadcast_to(np.arange(1, length + 1, dtype=np.int32), (1, length)))
 
 
 def torch_facts(torch: Torch, loss: float, gradient: np.ndarray) -> Row:
@@ -207,7 +215,7 @@ def torch_facts(torch: Torch, loss: float, gradient: np.ndarray) -> Row:
 
 
 def best_seconds(
-    ours: Ours, batches: dict[str, Any], torch: Torch | None, turns: int
+    ours: Ours, batches: dict[str, TreeBatch], torch: Torch | None, turns: int
 ) -> dict[str, float]:
     """The ways take turns, so that a busy machine slows all alike."""
     taken: dict[str, list[float]] = {name: [] for name in batches} | (

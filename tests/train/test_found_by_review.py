@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 from clawgym_jax.batch.from_episodes import build_batch
-from clawgym_jax.core.errors import LogprobError, TrainingError
+from clawgym_jax.batch.scored import set_values
+from clawgym_jax.core.errors import ConfigError, LogprobError, TrainingError
+from clawgym_jax.core.types import Episode
 from clawgym_jax.train.learner import Learner, ReinforceConfig
 from clawgym_jax.train.reinforce import reinforce
+from clawgym_jax.train.sft import ColdStartConfig, train_supervised
 from clawgym_jax.train.state import init_state
 from clawgym_jax.train.step import TrainStep
+from tests.batch.episodes import episode, simple
 from tests.batch.test_routes import routed
 from tests.train.test_step import (
     CONFIG,
@@ -95,3 +99,30 @@ def _with_few_experts(call: Any) -> Any:
     few = np.where(routing == 255, routing, routing % 3 + np.array([0, 3], np.uint8))
     done = dataclasses.replace(call.completion, routing=few.astype(np.uint8))
     return dataclasses.replace(call, completion=done)
+
+
+def test_whitening_nothing_warns_of_nothing() -> None:
+    """Warnings are errors here: the mean of an empty batch was one."""
+    config = dataclasses.replace(CONFIG, algorithm="ppo", whiten_advantages=True)
+    (batch,), _ = build_batch([simple("a", None, 4)], config)
+    filled, metrics = set_values(batch, [np.zeros(p.rows.mask.shape) for p in batch], config)
+    assert len(filled) == 1 and not metrics
+
+
+def test_a_cold_start_learns_from_demonstrations_with_tokens_only() -> None:
+    graphdef, params = policy()
+    step = TrainStep(graphdef, OPTIMIZER, dataclasses.replace(LOSS, kind="sft"))
+    cold = ColdStartConfig(updates=4, rollouts_per_update=1, min_reward=0.0)
+    seen: list[dict[str, float]] = []
+
+    def run(demonstrations: list[Episode]) -> None:
+        state = init_state(params, OPTIMIZER)
+        train_supervised(
+            state, step, demonstrations, CONFIG, cold, 0, lambda n, s, m: seen.append(m)
+        )
+
+    empty = [episode(f"e{i}", [], 1.0) for i in range(3)]
+    run([*empty, simple("a", 1.0, 4)])
+    assert len(seen) == 4 and all("nll" in m for m in seen)
+    with pytest.raises(ConfigError, match="trainable token"):
+        run(empty)

@@ -11,14 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from clawgym_jax.assemble import make_learner
 from clawgym_jax.batch.from_episodes import build_batch
 from clawgym_jax.batch.scored import set_values
+from clawgym_jax.config import ExperimentConfig, check, configure, override
 from clawgym_jax.core.errors import ConfigError, LogprobError, TrainingError
 from clawgym_jax.core.types import Episode
+from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.train.learner import Learner, ReinforceConfig
 from clawgym_jax.train.reinforce import reinforce
 from clawgym_jax.train.sft import ColdStartConfig, train_supervised
-from clawgym_jax.train.state import init_state
+from clawgym_jax.train.state import OptimConfig, init_state, make_optimizer
 from clawgym_jax.train.step import TrainStep
 from tests.batch.episodes import episode, simple
 from tests.batch.test_routes import routed
@@ -126,3 +129,76 @@ def test_a_cold_start_learns_from_demonstrations_with_tokens_only() -> None:
     assert len(seen) == 4 and all("nll" in m for m in seen)
     with pytest.raises(ConfigError, match="trainable token"):
         run(empty)
+
+
+# ---- configurations ---------------------------------------------------------------------------
+
+PPO = "batch.algorithm=ppo"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["loss.balance_coef=0.1"], "dense model"),
+        (["batch.replay_routes=True", "engine.routing=True"], "dense model"),
+        (["loop.group_size=1"], "group_size"),
+        (["batch.lam=0.9"], "does not read batch.lam"),
+        (["batch.whiten_advantages=True"], "does not read batch.whiten_advantages"),
+        (["critic.pretrain_steps=1"], "does not read critic.pretrain_steps"),
+        ([PPO, "batch.group.drop_uniform=True"], "does not read batch.group"),
+        (["cold_start.demonstrations=0"], "demonstrations"),
+        (["batch.pack.row_tok=512"], "row_tok >= 768"),
+        (["batch.pack.train_tok=64"], "train_tok >= 96"),
+        (["mesh.fsdp=1", "mesh.x=8", "batch.pack.shorter=100"], r"mesh.x=8, got \[100"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_each_other_are_refused_at_the_start(
+    settings: list[str], said: str
+) -> None:
+    """Each of these failed after the first step's rollouts, or was ignored."""
+    config = configure(EXPERIMENTS / "quickstart.py", settings)
+    with pytest.raises(ConfigError, match=said):
+        check(config, mixture=False)
+
+
+def test_the_learner_is_checked() -> None:
+    config = configure(EXPERIMENTS / "quickstart.py", ["loss.balance_coef=0.1"])
+    dense = Qwen3Config(
+        vocab_size=11, hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
+        intermediate_size=8,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="dense model"):
+        make_learner(config, dense, None, None)
+
+
+@pytest.mark.parametrize("scale", ["tiny", "paper"])
+@pytest.mark.parametrize("file", sorted(EXPERIMENTS.glob("mix_*.py")), ids=lambda p: p.stem)
+def test_our_experiments_fit(file: Path, scale: str) -> None:
+    config = configure(file, [f"scale={scale}"])
+    check(config, mixture=True)
+    check(override(config, ["batch.replay_routes=True", "engine.routing=True"]), mixture=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("loop.checkpoint_every=0", "checkpoint_every"),
+        ("loop.cold_checkpoint_every=0", "cold_checkpoint_every"),
+        ("loop.temperature=0", "temperature"),
+        ("model.micro_rows=0", "micro_rows"),
+        ("seed=-1", "seed"),
+        ("loss.dual_clip=0.5", "dual_clip"),
+        ("loss.clip_low=-0.1", "clip_low"),
+        ("batch.filters.max_leaves=-1", "max_leaves"),
+        ("cold_start.rollouts_per_update=0", "rollouts_per_update"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(setting: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        override(ExperimentConfig(name="x"), [setting])
+
+
+def test_a_gradient_is_not_clipped_to_less_than_nothing() -> None:
+    """A negative norm would turn it round."""
+    with pytest.raises(ConfigError, match="grad_clip"):
+        make_optimizer(OptimConfig(grad_clip=-1.0))

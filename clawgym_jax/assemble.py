@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clawgym_jax.config import TINY_BASE, ExperimentConfig, ModelSource, to_dict
+from clawgym_jax.config import TINY_BASE, ExperimentConfig, ModelSource, check, to_dict
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.interfaces import Harness, Sampler, Task, WeightSink
 from clawgym_jax.core.log import RecordLog
@@ -183,10 +183,7 @@ def make_learner(
     config: ExperimentConfig, model: Qwen3Config, graphdef: Any, parallel: Parallel | None
 ) -> Learner:
     """The programs of policy and, with PPO, value model; `graphdef` is the policy's."""
-    if config.batch.replay_routes and not config.engine.routing:
-        raise ConfigError(
-            "batch.replay_routes: expected engine.routing=True, so that the engine records experts"
-        )
+    check(config, mixture=model.num_moe_layers > 0)
     rows, row_tok = config.model.micro_rows, config.batch.pack.row_tok
     optimizer, critic_optimizer = make_optimizer(config.optim), make_optimizer(config.critic.optim)
     critic = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from clawgym_jax.batch.config import BatchConfig
+from clawgym_jax.batch.config import GRPO, BatchConfig
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.model.parallel import MeshConfig
 from clawgym_jax.model.parallel_serving import ServingMeshConfig
@@ -49,6 +49,8 @@ class ModelSource:
     def __post_init__(self) -> None:
         if self.dtype not in ("", "float32", "bfloat16"):
             raise ConfigError(f'model.dtype: expected "float32" or "bfloat16", got {self.dtype!r}')
+        if self.micro_rows < 1:
+            raise ConfigError(f"model.micro_rows: expected at least 1, got {self.micro_rows}")
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,72 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         if not self.harnesses:
             raise ConfigError("harnesses: expected at least one name, got none")
+        if self.seed < 0:
+            raise ConfigError(f"seed: expected at least 0, got {self.seed}")
+
+
+def check(config: ExperimentConfig, mixture: bool) -> None:
+    """What only the whole configuration tells: ConfigError before anything is rolled out.
+
+    mixture: whether the model has experts.
+    """
+    for name, value in (
+        ("batch.replay_routes", config.batch.replay_routes),
+        ("loss.balance_coef", config.loss.balance_coef),
+    ):
+        if value and not mixture:
+            raise ConfigError(
+                f"{name}={value}: expected a mixture of experts, got a dense model; leave it unset"
+            )
+    if config.batch.replay_routes and not config.engine.routing:
+        raise ConfigError(
+            "batch.replay_routes: expected engine.routing=True, so that the engine records experts"
+        )
+    if config.cold_start.updates and not config.cold_start.demonstrations:
+        raise ConfigError(
+            f"cold_start.updates={config.cold_start.updates}: expected cold_start.demonstrations "
+            "above 0, or updates=0 for no cold start"
+        )
+    _check_algorithm(config)
+    _check_rows(config)
+
+
+def _check_algorithm(config: ExperimentConfig) -> None:
+    """A setting that the algorithm does not read is an error; so are groups without a baseline."""
+    batch, plain = config.batch, BatchConfig()
+    unread = {"batch.group": batch.group != plain.group}
+    if batch.algorithm == GRPO:
+        names = ("gamma", "lam", "whiten_advantages")
+        unread = {f"batch.{n}": getattr(batch, n) != getattr(plain, n) for n in names}
+        unread["critic.pretrain_steps"] = config.critic.pretrain_steps > 0
+        if config.loop.group_size < 2:
+            raise ConfigError(
+                f"loop.group_size: expected at least 2 with grpo, got {config.loop.group_size}; "
+                "a rollout that is alone has no baseline and would not be trained"
+            )
+    wrong = [name for name, changed in unread.items() if changed]
+    if wrong:
+        raise ConfigError(
+            f"batch.algorithm={batch.algorithm} does not read {', '.join(wrong)}: expected the "
+            "default there"
+        )
+
+
+def _check_rows(config: ExperimentConfig) -> None:
+    """Every call that can be sampled fits a row; rows divide over the mesh."""
+    pack, window = config.batch.pack, config.engine.window_tok
+    longest = min(config.rollout.limits.max_tok, window)
+    if pack.row_tok < window or pack.train_tok < longest:
+        raise ConfigError(
+            f"batch.pack: expected row_tok >= {window} (engine.window_tok) and train_tok >= "
+            f"{longest} (the longest completion), got {pack.row_tok} and {pack.train_tok}"
+        )
+    uneven = [n for n, _ in pack.buckets if config.mesh.fsdp and n % config.mesh.x]
+    if uneven:
+        raise ConfigError(
+            f"batch.pack: expected row_tok and shorter in multiples of mesh.x={config.mesh.x}, "
+            f"got {uneven}"
+        )
 
 
 def to_dict(config: ExperimentConfig) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def set_values(
     """
     _check_parts(minibatch, values, "values")
     advantage, returns = _estimate(minibatch, values, config)
-    if config.whiten_advantages:
+    if config.whiten_advantages and advantage:
         flat = _together(list(advantage.values()))
         mean, std = flat.mean(), flat.std()
         advantage = {c: (a - mean) / (std + _WHITEN_EPS) for c, a in advantage.items()}

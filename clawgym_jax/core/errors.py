@@ -47,6 +47,10 @@ class LogprobError(ClawgymError):
     """Log-probs are missing, misaligned or disagree with the training engine."""
 
 
+class TrainingError(ClawgymError):
+    """An update is not finite; the weights before it are those of the latest checkpoint."""
+
+
 class SamplerError(ClawgymError):
     """Base of what a Sampler may raise."""
 

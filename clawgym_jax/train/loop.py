@@ -58,6 +58,11 @@ class LoopConfig:
                 "loop: expected steps >= 0, instances >= 1, group_size >= 1, got "
                 f"{self.steps}, {self.instances}, {self.group_size}"
             )
+        if min(self.checkpoint_every, self.cold_checkpoint_every) < 1 or self.temperature <= 0:
+            raise ConfigError(
+                "loop: expected checkpoint_every >= 1, cold_checkpoint_every >= 1, temperature > "
+                f"0, got {self.checkpoint_every}, {self.cold_checkpoint_every}, {self.temperature}"
+            )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from clawgym_jax.batch.tree_batch import TreeBatch
-from clawgym_jax.core.errors import CapacityError
+from clawgym_jax.core.errors import CapacityError, TrainingError
 from clawgym_jax.model.parallel import Parallel
 from clawgym_jax.train import mesh
 from clawgym_jax.train.state import TrainState
@@ -94,6 +94,7 @@ class Step:
             check_room([s.pop(mesh.OVERFLOW, None) for s in sums])  # before weights change
             state, norms = self._apply(state, grads)
             losses, norms = jax.device_get((losses, norms))
+        check_numbers(norms)
         out = _added(sums) | {name: float(value) for name, value in norms.items()}
         return state, out | {"loss": float(sum(losses))}
 
@@ -167,6 +168,17 @@ def check_room(overflows: Sequence[Any]) -> None:
         raise CapacityError(
             f"{rows} rows of tokens found no room at their experts' chips, expected 0: routing is "
             "less even than mesh.expert_buffer allows; raise it. Nothing was updated."
+        )
+
+
+def check_numbers(norms: Mapping[str, Any]) -> None:
+    """Raises TrainingError if an update was not finite: its weights must reach no checkpoint."""
+    wrong = {name: float(value) for name, value in norms.items() if not np.isfinite(value)}
+    if wrong:
+        raise TrainingError(
+            f"expected a finite gradient and update, got {wrong}: the weights are lost, the latest "
+            "checkpoint is from before; look at advantages, values and log-probs of this step, or "
+            "lower the learning rate"
         )
 
 

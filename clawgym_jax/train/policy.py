@@ -57,10 +57,13 @@ class LossConfig:
             raise ConfigError(f'loss.kind: expected "{CLIPPED}" or "{SFT}", got {self.kind!r}')
         if self.kl_kind not in ("k1", "k2", "k3"):
             raise ConfigError(f'loss.kl_kind: expected "k1", "k2" or "k3", got {self.kl_kind!r}')
-        if min(self.kl_coef, self.balance_coef) < 0:
+        for name in ("kl_coef", "balance_coef", "clip_low", "clip_high"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"loss.{name}: expected at least 0, got {getattr(self, name)}")
+        if self.dual_clip and not self.dual_clip > 1:
             raise ConfigError(
-                "loss: expected kl_coef and balance_coef of at least 0, got "
-                f"{self.kl_coef} and {self.balance_coef}"
+                f"loss.dual_clip: expected 0 (off) or more than 1, got {self.dual_clip}; "
+                "at 1 and below no token with a negative advantage is learned from"
             )
         if self.attention not in NAMES:
             raise ConfigError(

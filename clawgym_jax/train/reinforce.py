@@ -128,16 +128,23 @@ def _trainable(batches: Sequence[Minibatch]) -> list[Minibatch]:
 
 
 def _check(batches: Sequence[Minibatch], limit: float) -> dict[str, float]:
-    gaps = [logprob_check(part.arrays) for batch in batches for part in batch]
-    worst = max((g["logprob_gap_max"] for g in gaps), default=0.0)
+    parts = [part.arrays for batch in batches for part in batch]
+    gaps = [logprob_check(arrays) for arrays in parts]
+    worst = float(np.max([g["logprob_gap_max"] for g in gaps], initial=0.0))  # NaN stays NaN
+    if np.isnan(worst):
+        raise LogprobError(
+            "the trainer's log-probs are not numbers, expected at most 0: the weights are broken "
+            "(NaN or infinite); go on from an earlier checkpoint, with a lower learning rate"
+        )
     if limit and worst > limit:
         raise LogprobError(
             f"the engine's and the trainer's log-probs differ by {worst:.2e}, expected at most "
             f"{limit:.0e}: a splice, an offset or stale keys and values; compare "
             "episodes with launch/report.py --calls before training on them"
         )
-    mean = float(np.mean([g["logprob_gap_mean"] for g in gaps])) if gaps else 0.0
-    return {"logprob_gap_max": worst, "logprob_gap_mean": mean}
+    count = [int(arrays.mask.sum()) for arrays in parts]
+    total = sum(n * g["logprob_gap_mean"] for n, g in zip(count, gaps, strict=True))
+    return {"logprob_gap_max": worst, "logprob_gap_mean": total / max(sum(count), 1)}
 
 
 def _means(passes: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -165,6 +172,7 @@ def _counts(episodes: Sequence[Episode], report: BatchReport) -> dict[str, Any]:
         "padding_tok": report.padding_tok,
         "linear_tok": report.linear_tok,
         "rows": report.rows,
+        "route_disagreement": report.route_disagreement,
     }
     for harness in sorted({e.record.harness for e in episodes}):
         own = [e.reward for e in episodes if e.record.harness == harness and e.reward is not None]

@@ -16,9 +16,11 @@ import numpy as np
 
 from clawgym_jax.batch.config import TOKEN_MEAN, BatchConfig
 from clawgym_jax.batch.from_episodes import build_sft_batch
+from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.types import Episode
 from clawgym_jax.train.state import OptimConfig, TrainState
 from clawgym_jax.train.step import TrainStep
+from clawgym_jax.tree.filters import FilterConfig, select_calls
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,13 @@ class ColdStartConfig:
     rollouts_per_update: int = 32
     min_reward: float = 0.5
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(learning_rate=1e-5))
+
+    def __post_init__(self) -> None:
+        if min(self.demonstrations, self.updates) < 0 or self.rollouts_per_update < 1:
+            raise ConfigError(
+                "cold_start: expected demonstrations >= 0, updates >= 0, rollouts_per_update >= 1, "
+                f"got {self.demonstrations}, {self.updates}, {self.rollouts_per_update}"
+            )
 
 
 def train_supervised(
@@ -43,11 +52,13 @@ def train_supervised(
     start: int = 0,
 ) -> TrainState:
     """Runs updates `start` to `config.updates`; `on_update` sees (updates done, state, metrics)."""
-    usable = [e for e in episodes if e.reward is not None and e.reward >= config.min_reward]
+    good = [e for e in episodes if e.reward is not None and e.reward >= config.min_reward]
+    usable = [e for e in good if _has_tokens(e, batch_config.filters)]
     if not usable:
-        raise ValueError(
-            f"no demonstration reached a reward of {config.min_reward}; of {len(episodes)} "
-            "episodes none can be learned from: lower cold_start.min_reward or look at episodes.log"
+        raise ConfigError(
+            f"no demonstration can be learned from: of {len(episodes)} episodes {len(good)} "
+            f"reached a reward of {config.min_reward}, none of them has a trainable token; lower "
+            "cold_start.min_reward, or look at batch.filters and episodes.log"
         )
     shared = BatchConfig(batch_config.pack, batch_config.filters, weighting=TOKEN_MEAN)
     for update in range(start, config.updates):
@@ -62,6 +73,11 @@ def train_supervised(
         }
         on_update(update + 1, state, metrics)
     return state
+
+
+def _has_tokens(episode: Episode, filters: FilterConfig) -> bool:
+    """An update on nothing would still move weights: by momentum and decay."""
+    return bool(select_calls(episode.calls, filters).kept)
 
 
 def _choice(n: int, config: ColdStartConfig, seed: int, update: int) -> list[int]:

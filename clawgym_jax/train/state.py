@@ -55,6 +55,8 @@ def make_optimizer(config: OptimConfig) -> optax.GradientTransformation:
     """Clip by global norm, then AdamW under the schedule."""
     if config.learning_rate <= 0:
         raise ConfigError(f"expected a positive learning_rate, got {config.learning_rate}")
+    if config.grad_clip < 0:
+        raise ConfigError(f"expected a grad_clip of at least 0 (off), got {config.grad_clip}")
     clip = optax.clip_by_global_norm(config.grad_clip) if config.grad_clip else optax.identity()
     adam = optax.adamw(
         schedule(config),

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.types import CallRecord, Delivery, Role
 from clawgym_jax.tree.prefix_tree import PrefixTree, build_tree
 
@@ -38,6 +39,12 @@ class FilterConfig:
     dead_leaves: bool = True  # undelivered ones as well
     max_leaves: int = 16  # 0 = no limit
     auxiliary_calls: bool = True  # True: sub-agent, compaction, title calls are left out
+
+    def __post_init__(self) -> None:
+        if self.max_leaves < 0:
+            raise ConfigError(
+                f"filters.max_leaves: expected at least 0 (no limit), got {self.max_leaves}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

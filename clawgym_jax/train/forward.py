@@ -14,6 +14,7 @@ from flax import nnx
 
 from clawgym_jax.batch.tree_batch import TreeBatch
 from clawgym_jax.model.attention_choice import choose_attention
+from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.parallel import Parallel
 from clawgym_jax.model.qwen3 import Output, Qwen3, apply
 from clawgym_jax.model.sharding import X
@@ -41,10 +42,31 @@ def forward_rows(
     replay = None
     if batch.routes is not None:  # [R, L, N, k] -> [L, R, N, k]
         replay = jnp.moveaxis(jnp.asarray(batch.routes), 1, 0).astype(jnp.int32)
+    if parallel is not None:
+        replay = _with_padding_spread(nnx.merge(graphdef, params).config, batch, replay)
     tokens, position = jnp.asarray(batch.tokens), jnp.asarray(batch.position)
     return apply(
         graphdef, params, tokens, position, attend, want_routing=want_routing, replay=replay
     )
+
+
+def _with_padding_spread(
+    config: Qwen3Config, batch: TreeBatch, replay: jax.Array | None
+) -> jax.Array | None:
+    """i32[L, R, N, k]: `replay`, and at padding each expert in turn; -1 = free.
+
+    Padding is the same token everywhere: left to the router, all of it would go to the same few
+    experts and fill their chips' buffers. Nobody reads what becomes of it.
+    """
+    if not config.num_moe_layers:
+        return replay
+    end, position = jnp.asarray(batch.end), jnp.asarray(batch.position)
+    place, top_k = jnp.arange(end.shape[1]), config.num_experts_per_tok
+    padding = (position == 0) & (end == place + 1)  # a root that nothing descends from
+    turn = (place[:, None] * top_k + jnp.arange(top_k)) % config.num_experts  # i32[N, k]
+    if replay is None:
+        replay = jnp.full((config.num_moe_layers, *end.shape, top_k), -1, jnp.int32)
+    return jnp.where(padding[..., None], turn, replay)
 
 
 def own_tokens(parallel: Parallel | None, x: Any, axis: int = 1) -> jax.Array:

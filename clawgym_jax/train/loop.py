@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from clawgym_jax.core.errors import ClawgymError, ConfigError
+from clawgym_jax.core.errors import ClawgymError, ConfigError, RecordError
 from clawgym_jax.core.interfaces import Harness, Sampler, Task, WeightSink
 from clawgym_jax.core.types import Episode, SamplingParams
 from clawgym_jax.rollout.episode import Instance
@@ -53,16 +53,11 @@ class LoopConfig:
     reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.instances < 1 or self.group_size < 1:
-            raise ConfigError(
-                "loop: expected steps >= 0, instances >= 1, group_size >= 1, got "
-                f"{self.steps}, {self.instances}, {self.group_size}"
-            )
-        if min(self.checkpoint_every, self.cold_checkpoint_every) < 1 or self.temperature <= 0:
-            raise ConfigError(
-                "loop: expected checkpoint_every >= 1, cold_checkpoint_every >= 1, temperature > "
-                f"0, got {self.checkpoint_every}, {self.cold_checkpoint_every}, {self.temperature}"
-            )
+        names = ("instances", "group_size", "checkpoint_every", "cold_checkpoint_every")
+        least = min(getattr(self, name) for name in names)
+        if least < 1 or self.steps < 0 or self.temperature <= 0:
+            wanted = f"steps >= 0, {' >= 1, '.join(names)} >= 1, temperature > 0"
+            raise ConfigError(f"loop: expected {wanted}; got {self}")
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,7 @@ class Loop:
         """Runs what is not done yet. Returns (progress, final state)."""
         if self._folder.progress.get("done"):
             self._display.say("this run is finished already; another --workdir starts a new one")
-            return self._folder.progress, self._start()[0]
+            return self._folder.progress, self._finished()
         start_s = time.perf_counter()
         try:
             state = self._stages()
@@ -175,6 +170,14 @@ class Loop:
         self._display.say(f"resuming from {cursor['stage']} update {cursor['done']}")
         return state, cursor
 
+    def _finished(self) -> RunState:
+        """The last state, and no other: who asks writes it over the run's model."""
+        state, cursor = self._start()
+        if (cursor["stage"], cursor["done"]) != ("train", self._all_steps):
+            gone = f"this run is finished, but the checkpoint of step {self._all_steps} is gone"
+            raise RecordError(f"{self._folder.path}: {gone}; model/ and report stay as they are")
+        return state
+
     def _save_reference(self, state: RunState) -> None:
         """The policy before its first step, for a KL penalty; written once."""
         if self._parts.learner.wants_reference:
@@ -232,14 +235,9 @@ class Loop:
         value_only = step < self._parts.learner.pretrain_steps
         self._parts.source.usage()  # what was spent until here belongs to no step
         plan = plan_step(
-            self._parts.train_tasks,
-            self._parts.harnesses,
-            split=TRAIN,
-            step=step,
-            seed=self._seed,
-            instances=self._config.instances,
-            group_size=self._config.group_size,
-        )
+            self._parts.train_tasks, self._parts.harnesses, split=TRAIN, step=step, seed=self._seed,
+            instances=self._config.instances, group_size=self._config.group_size,
+        )  # fmt: skip
         sampling = SamplingParams(temperature=self._config.temperature)
         title = f"step {step + 1}/{self._all_steps}"
         episodes = self._collect(title, plan, self._parts.policy, sampling, on_policy=True)

@@ -26,6 +26,7 @@ episodes.log    every settled episode with its grade
 metrics.jsonl   one line per step; after a resume the last line of a step counts
 tensorboard/    the same numbers for TensorBoard
 checkpoints/    orbax; the latest one is where a resume starts
+reference/      the policy before its first step, where a KL penalty pulls towards it
 model/          the final policy in Hugging Face form (when the run is done)
 report.html     curves, outcomes, one prefix tree and one transcript
 

@@ -231,6 +231,21 @@ def overflow() -> dict[str, Any]:
     return {"said": said, "updates": int(state.updates)}
 
 
+def empty_rows() -> dict[str, Any]:
+    """Rows without a token, in a buffer that is half as large again as an even spread needs."""
+    said = {}
+    for form in ("all_gather", "ragged"):
+        many = on_mesh("moe", MeshConfig(2, 4, form, expert_buffer=1.5))  # type: ignore[arg-type]
+        batch = packed_batch()
+        nothing = batch.padded(ROWS + MICRO_ROWS).rows_between(ROWS, ROWS + MICRO_ROWS)
+        try:
+            many.scores(nothing)
+            said[form] = "nothing"
+        except CapacityError as error:
+            said[form] = str(error)
+    return {"said": said}
+
+
 def checkpoint() -> dict[str, Any]:
     """A sharded state comes back bit for bit, cut as it was."""
     many = on_mesh("dense", MeshConfig(2, 4))
@@ -305,6 +320,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "dense 4x2": lambda: compare("dense", MeshConfig(4, 2)),
     "dense 8x1": lambda: compare("dense", MeshConfig(8, 1)),
     "overflow": overflow,
+    "empty rows": empty_rows,
     "checkpoint": checkpoint,
     "serving": serving,
     "no sum over replicas": lambda: sabotaged(

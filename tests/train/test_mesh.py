@@ -24,7 +24,7 @@ QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expens
 MOE = ("moe 2x4 all_gather", "moe 4x2 ragged", "moe 2x4 replay", "value moe 2x4")
 DENSE = ("dense 4x2", "dense 8x1", "value dense 4x2")
 TWO_PROCESSES = ("moe 1x8 ragged", "dense 2x4", "value dense 4x2")  # x lies over both; fsdp too
-OTHERS = ("overflow", "serving", "checkpoint")
+OTHERS = ("overflow", "empty rows", "serving", "checkpoint")
 WRONG = (
     "no sum over replicas", "a token loses an expert",
     "other heads' keys", "each chip its own maximum",
@@ -111,6 +111,11 @@ def test_too_small_a_buffer_stops_the_step_before_it_changes_anything() -> None:
     assert len(found["said"]) == 2
     for text in found["said"]:
         assert "mesh.expert_buffer" in text and not text.startswith("0 rows")
+
+
+def test_empty_rows_take_no_room_at_the_experts() -> None:
+    """Else a step fails whose rows do not fill the last pass."""
+    assert measured(OTHERS)["empty rows"]["said"] == {"all_gather": "nothing", "ragged": "nothing"}
 
 
 def test_the_serving_table_serves_the_same_model() -> None:

@@ -176,10 +176,15 @@ def _call(
         )
         for start, length, source in form.spans
     )
+
+    def shifted(ids: np.ndarray) -> np.ndarray:
+        return np.asarray((ids + shift[ids])[kept[ids]], np.int32)
+
     return make_call(
         episode,
         ordinal,
-        *((ids + shift[ids]).astype(np.int32)[kept[ids]] for ids in (prompt, completion)),
+        shifted(prompt),
+        shifted(completion),
         spans,
         role=Role(form.role),
         continues=tuple(f"{episode}.{i}" for i in form.continues),

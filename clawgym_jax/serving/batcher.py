@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,18 +21,11 @@ from clawgym_jax.core.types import Finish
 from clawgym_jax.serving import padded
 from clawgym_jax.serving.engine import Engine, Prefill
 from clawgym_jax.serving.padded import Suffix
+from clawgym_jax.serving.places import Places
 from clawgym_jax.serving.prefix_cache import PrefixCache
-from clawgym_jax.serving.request import DriverStats, Finished, Request, StopRule
+from clawgym_jax.serving.request import DriverStats, Finished, Flight, Request, StopRule
 from clawgym_jax.serving.routes import Routes
-from clawgym_jax.serving.slots import NO_TOKENS, Claim, SlotTable
-
-
-class _Flight(NamedTuple):
-    """A decode step whose results nobody has looked at yet."""
-
-    requests: dict[int, Request]  # by slot
-    version: int
-    results: Any  # (draw, experts), on the device
+from clawgym_jax.serving.slots import NO_TOKENS, SlotTable
 
 
 class Batcher:
@@ -60,11 +53,12 @@ class Batcher:
         self.running.clear()
         self.filling.clear()
         config = self._engine.config
-        self._cache = PrefixCache(config.pages, config.page_tok) if config.pages else None
-        self._table = SlotTable(self._engine.rooms, self._cache)
+        cache = PrefixCache(config.pages, config.page_tok) if config.pages else None
+        self._table = SlotTable(self._engine.rooms, cache)
         self._routes = Routes(self._engine)
+        self._places = Places(self._engine, self._table, cache, self._routes, self.stats)
         self._state = self._engine.init_decode_state()
-        self._flight: _Flight | None = None  # the step ahead
+        self._flight: Flight | None = None  # the step ahead
 
     def swap(self, params: Any, version: int) -> None:
         """New weights; cached keys and values die with the old ones.
@@ -116,52 +110,14 @@ class Batcher:
             self.stats.requests += 1
             self.stats.queue_s += max(now_s - request.arrived_s, 0.0)
             self.stats.cached_tok += claim.prefix_tok
-            if self._placed_at_once(claim):
+            if self._places.at_once(claim):
                 self._fill(copying)  # before what they copy from is written over
                 copying = []
-                self._place(claim)
+                self._state = self._places.place(self._state, claim)
             elif claim.source != claim.slot:
                 request.source = claim.source
                 copying.append(request)
         self._fill(copying)
-
-    def _placed_at_once(self, claim: Claim) -> bool:
-        """Whether programs beside the prefill move keys and values for this claim."""
-        rooms = {self._table.room_of(slot) for slot in (claim.slot, claim.source)}
-        return bool(claim.pages) or len(rooms) > 1 or self._worth_keeping(claim)
-
-    def _worth_keeping(self, claim: Claim) -> bool:
-        return self._cache is not None and bool(claim.lost.size)
-
-    def _place(self, claim: Claim) -> None:
-        """Saves what the slot held, and brings the prefix into it."""
-        room, slot = self._within(claim.slot)
-        source_room, source = self._within(claim.source)
-        if self._worth_keeping(claim):
-            self._save(claim)
-        if claim.pages:
-            self._state = self._engine.restore(self._state, room, slot, claim.pages)
-            self._routes.restore(claim.slot, claim.pages, claim.prefix_tok)
-            self.stats.pooled_tok += claim.prefix_tok
-        elif claim.source != claim.slot:
-            where = (source_room, source), (room, slot)
-            self._state = self._engine.copy(self._state, *where, claim.prefix_tok)
-            self._routes.copy(claim.source, claim.slot, claim.prefix_tok)
-
-    def _save(self, claim: Claim) -> None:
-        assert self._cache is not None
-        room, slot = self._within(claim.slot)
-        keep = self._cache.keep(claim.lost, spare=claim.pages)
-        self.stats.evicted_pages = self._cache.evicted
-        if keep.pages:
-            first, pages = keep.first_page, keep.pages
-            self._state = self._engine.save(self._state, room, slot, first, pages)
-            self._routes.save(claim.slot, first, pages)
-
-    def _within(self, slot: int) -> tuple[int, int]:
-        """(room, number within it)"""
-        room = self._table.room_of(slot)
-        return room, slot - self._engine.rooms[room].first
 
     # --- prefill -----------------------------------------------------------------------------
 
@@ -238,15 +194,15 @@ class Batcher:
         for r in requests:
             by_room.setdefault(self._table.room_of(r.slot), []).append(r)
         for room, rows in by_room.items():
-            while any(len(r.ids) < len(_forced(r)) for r in rows):
+            while any(len(r.ids) < len(r.targets) for r in rows):
                 self._score_chunk(room, rows)
         return [self._finish(r, Finish.STOP) for r in requests]
 
     def _score_chunk(self, room: int, requests: Sequence[Request]) -> None:
-        size = self._engine.chunk_for(max(len(_forced(r)) - len(r.ids) for r in requests))
+        size = self._engine.chunk_for(max(len(r.targets) - len(r.ids) for r in requests))
         rows = []
         for r in requests:
-            at, forced = len(r.ids), _forced(r)
+            at, forced = len(r.ids), r.targets
             fed = np.concatenate([r.prompt[-1:], forced[:-1]])[at : at + size]
             start, targets = len(r.prompt) - 1 + at, forced[at : at + size]
             rows.append(Suffix(r.slot, r.slot, start, fed, targets, r.params.temperature))
@@ -290,23 +246,23 @@ class Batcher:
             self._flight = self._launch(flight)
         return self._land(flight)
 
-    def _launch(self, before: _Flight | None) -> _Flight:
+    def _launch(self, before: Flight | None) -> Flight:
         """Starts a decode step; `before` is one whose tokens are not known yet."""
         longest = [0] * len(self._engine.rooms)
         for slot, r in self.running.items():
-            room, coming = self._table.room_of(slot), _is_in(before, r)
+            room, coming = self._table.room_of(slot), before is not None and before.has(r)
             longest[room] = max(longest[room], len(r.prompt) + len(r.ids) + coming)
         self._state, results = self._engine.generate(self._params, self._state, longest)
-        return _Flight(dict(self.running), self.version, results)
+        return Flight(dict(self.running), self.version, results)
 
-    def _still_running(self, flight: _Flight) -> list[tuple[int, Request]]:
-        return [(slot, r) for slot, r in self.running.items() if _is_in(flight, r)]
+    def _still_running(self, flight: Flight) -> list[tuple[int, Request]]:
+        return [(slot, r) for slot, r in self.running.items() if flight.has(r)]
 
-    def _ends_with(self, flight: _Flight, r: Request) -> bool:
+    def _ends_with(self, flight: Flight, r: Request) -> bool:
         """Whether its length says so; a stop token is not known before it is drawn."""
-        return _is_in(flight, r) and self._stop_rule.is_last(r, len(r.ids) + 1)
+        return flight.has(r) and self._stop_rule.is_last(r, len(r.ids) + 1)
 
-    def _land(self, flight: _Flight) -> list[Finished]:
+    def _land(self, flight: Flight) -> list[Finished]:
         """Waits for a step, and gives the requests their tokens."""
         drawn, experts = flight.results
         drawn, experts = self._from_device((tuple(drawn), experts))
@@ -322,10 +278,7 @@ class Batcher:
             if not r.ids:
                 self.stats.first_tokens += 1
                 self.stats.first_token_s += max(now_s - r.arrived_s, 0.0)
-            r.ids.append(ids[slot])
-            r.logprobs.append(logprobs[slot])
-            r.raw.append(raw[slot])
-            r.versions.append(flight.version)
+            r.take(ids[slot], logprobs[slot], raw[slot], flight.version)
             finish, stop_string = self._stop_rule.verdict(r)
             if finish is not None:
                 ended.append(self._finish(r, finish, stop_string))
@@ -348,12 +301,3 @@ class Batcher:
         routing = self._routes.of(r.slot, int(kept.size), len(r.prompt) + len(r.ids))
         self._table.release(r.slot, NO_TOKENS if r.mixed else kept)
         return r, r.completion(finish, stop_string, routing)
-
-
-def _is_in(flight: _Flight | None, r: Request) -> bool:
-    return flight is not None and flight.requests.get(r.slot) is r
-
-
-def _forced(r: Request) -> np.ndarray:
-    """The ids that a request is scored for."""
-    return r.forced if r.forced is not None else NO_TOKENS

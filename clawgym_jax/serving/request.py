@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,18 @@ class Request:
         """Prompt tokens to prefill; the last one is fed by the first decode step."""
         return len(self.prompt) - 1 - self.filled_tok
 
+    @property
+    def targets(self) -> np.ndarray:
+        """i32[C], the ids that it is scored for; none where it samples."""
+        return self.forced if self.forced is not None else np.zeros(0, np.int32)
+
+    def take(self, token: int, logprob: float, raw: float, version: int) -> None:
+        """One sampled token."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        self.raw.append(raw)
+        self.versions.append(version)
+
     def completion(
         self,
         finish: Finish,
@@ -69,6 +82,17 @@ class Request:
 
 
 Finished = tuple[Request, Completion]
+
+
+class Flight(NamedTuple):
+    """A decode step whose results nobody has looked at yet."""
+
+    requests: dict[int, Request]  # by slot
+    version: int
+    results: Any  # (draw, experts), on the device
+
+    def has(self, request: Request) -> bool:
+        return self.requests.get(request.slot) is request
 
 
 @dataclass(slots=True)

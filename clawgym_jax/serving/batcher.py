@@ -94,8 +94,6 @@ class Batcher:
         self._deactivate(running)
         return ended
 
-    # --- admission ---------------------------------------------------------------------------
-
     def admit(self, requests: Sequence[Request]) -> None:
         """Gives the requests that `choose` named their slots, with known prefixes in them."""
         now_s = time.perf_counter()
@@ -118,8 +116,6 @@ class Batcher:
                 request.source = claim.source
                 copying.append(request)
         self._fill(copying)
-
-    # --- prefill -----------------------------------------------------------------------------
 
     def advance(self) -> list[Finished]:
         """Prefills up to the budget of a step; what is only scored comes back when it is through.
@@ -229,8 +225,6 @@ class Batcher:
         if slots:
             rows = padded.stopping(self._engine.config.slots, slots)
             self._state = self._engine.insert(self._state, rows)
-
-    # --- decoding ----------------------------------------------------------------------------
 
     def step(self) -> list[Finished]:
         """One token for every running request; returns those that ended with it.

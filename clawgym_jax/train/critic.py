@@ -80,7 +80,11 @@ def value_rows(
     batch: TreeBatch,
     parallel: Parallel | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """f32[R, K]: V before each trainable token, 0 at padding; and `Output.overflow`."""
+    """f32[R, K]: V before each trainable token, 0 at padding; and `Output.overflow`.
+
+    Recorded routes are the policy's: this model goes by its own router.
+    """
+    batch = batch.replace(routes=None)
     out = forward_rows(graphdef, config.attention, params[TRUNK], batch, parallel)
     states = gather_hidden(out.hidden, jnp.asarray(batch.pred), None if parallel is None else X)
     precise = jnp.promote_types(states.dtype, jnp.float32)

@@ -26,7 +26,7 @@ from clawgym_jax.core.errors import LogprobError
 from clawgym_jax.core.types import Episode, Outcome
 from clawgym_jax.train.learner import PERMUTED, Learner
 from clawgym_jax.train.state import RunState
-from clawgym_jax.train.step import logprob_check
+from clawgym_jax.train.step import logprob_check, value_summary
 
 
 def reinforce(
@@ -47,7 +47,9 @@ def reinforce(
     used = _permuted(episodes, seed) if config.rewards == PERMUTED else list(episodes)
     batches, report = build_batch(used, learner.batch, config.minibatches, seed)
     clock.lap("pack_s")
-    batches, measured = _with_logprobs(state, learner, batches, reference)
+    pulls = learner.wants_reference and not value_only
+    assert reference is not None or not pulls, "a KL penalty needs the reference's parameters"
+    batches, measured = _with_logprobs(state, learner, batches, reference if pulls else None)
     clock.lap("old_logprobs_s")
     if learner.critic is not None:
         batches, about = _with_values(state, learner, batches)
@@ -66,14 +68,16 @@ def reinforce(
 def _with_logprobs(
     state: RunState, learner: Learner, batches: Sequence[Minibatch], reference: Any
 ) -> tuple[list[Minibatch], dict[str, float]]:
-    """Old log-probs, the check against the engine's, the correction, reference log-probs."""
+    """Old log-probs, the check against the engine's, the correction, reference log-probs.
+
+    reference: None where the policy is not updated, or has no KL penalty.
+    """
     out, drift = [], []
     for batch in batches:
         old = [learner.policy.logprobs(state.policy.params, part.arrays) for part in batch]
         batch, about = set_old(batch, old, learner.batch)
         drift.append(about)
-        if learner.wants_reference:
-            assert reference is not None, "a KL penalty needs the reference policy's parameters"
+        if reference is not None:
             scored = [learner.policy.logprobs(reference, part.arrays) for part in batch]
             batch = set_ref(batch, scored)
         out.append(batch)
@@ -98,7 +102,10 @@ def _with_values(
 def _update_value(
     state: RunState, learner: Learner, batches: Sequence[Minibatch]
 ) -> tuple[RunState, dict[str, float]]:
-    """The numbers are those of the first pass: how good the values were that were used."""
+    """The numbers are of the first pass over the batch, each minibatch just before its update.
+
+    How good the values were that the advantages came from: `old_explained_variance`.
+    """
     assert learner.critic is not None
     value, passes = learner.value_state(state), []
     for _ in range(learner.critic_config.epochs):
@@ -106,7 +113,7 @@ def _update_value(
             value, metrics = learner.critic.update(value, [part.arrays for part in batch])
             passes.append(metrics)
     first = passes[: len(_trainable(batches))]
-    return dataclasses.replace(state, value=value), _means(first)
+    return dataclasses.replace(state, value=value), value_summary(first) if first else {}
 
 
 def _update_policy(
@@ -140,7 +147,9 @@ def _check(batches: Sequence[Minibatch], limit: float) -> dict[str, float]:
         raise LogprobError(
             f"the engine's and the trainer's log-probs differ by {worst:.2e}, expected at most "
             f"{limit:.0e}: a splice, an offset or stale keys and values; compare "
-            "episodes with launch/report.py --calls before training on them"
+            "episodes with launch/report.py --calls before training on them. Where they were "
+            "sampled by other weights (an offline run of another configuration) it has to be so: "
+            "set loop.reinforce.max_logprob_gap=0"
         )
     count = [int(arrays.mask.sum()) for arrays in parts]
     total = sum(n * g["logprob_gap_mean"] for n, g in zip(count, gaps, strict=True))

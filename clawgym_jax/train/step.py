@@ -116,15 +116,22 @@ class ValueStep(Step):
     def update(
         self, state: TrainState, parts: Sequence[TreeBatch], load: jax.Array | None = None
     ) -> tuple[TrainState, Metrics]:
-        """One optimiser step, with the explained variance for the metrics."""
+        """One optimiser step; the sums of `losses.value.explained_variance_sums` are returned."""
         state, sums = super().update(state, parts)
-        error = sums["ev_error2"] / max(sums["ev_weight"], 1e-20)
-        return state, {
-            "value_loss": sums["loss"],
-            "value_grad_norm": sums["grad_norm"],
-            "value_error_rms": max(error, 0.0) ** 0.5,
-            "explained_variance": explained_variance(sums),
-        }
+        named = {"value_loss": sums.pop("loss"), "value_grad_norm": sums.pop("grad_norm")}
+        return state, named | {name: x for name, x in sums.items() if name.startswith("ev_")}
+
+
+def value_summary(updates: Sequence[Metrics]) -> Metrics:
+    """Of some updates of the value model together: their batches as one."""
+    total = {n: sum(u[n] for u in updates) for n in updates[0] if n.startswith("ev_")}
+    error = total["ev_error2"] / max(total["ev_weight"], 1e-20)
+    return {
+        "value_loss": float(np.mean([u["value_loss"] for u in updates])),
+        "value_grad_norm": float(np.mean([u["value_grad_norm"] for u in updates])),
+        "value_error_rms": max(error, 0.0) ** 0.5,
+        "explained_variance": explained_variance(total),
+    }
 
 
 def _policy_summary(sums: Metrics) -> Metrics:

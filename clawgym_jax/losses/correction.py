@@ -57,19 +57,6 @@ def log_ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
     return jnp.clip(difference, -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def truncated_importance(
-    old_logprobs: jax.Array, rollout_logprobs: jax.Array, cap: float
-) -> jax.Array:
-    """w_t = min(exp(log pi_old - log pi_rollout), cap), a constant of the loss. f32[...]
-
-    cap: c_bar of the paper (its value is not public); 0 switches the correction off (w = 1).
-    """
-    if cap == 0.0:
-        return jnp.ones_like(old_logprobs)
-    weight = jnp.minimum(jnp.exp(log_ratio(old_logprobs, rollout_logprobs)), cap)
-    return jax.lax.stop_gradient(weight)
-
-
 def corrections(
     old: np.ndarray, rollout: np.ndarray, call: np.ndarray, config: CorrectionConfig
 ) -> tuple[np.ndarray, np.ndarray]:

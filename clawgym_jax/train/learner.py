@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import optax
 
 from clawgym_jax.batch.config import PPO, BatchConfig
@@ -82,8 +81,3 @@ class Learner:
     def value_state(self, state: RunState) -> TrainState:
         assert state.value is not None, "PPO without a value model"
         return state.value
-
-
-def copy_of(params: Any) -> Any:
-    """Parameters that no update consumes."""
-    return jax.tree.map(lambda x: x.copy(), params)

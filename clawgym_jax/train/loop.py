@@ -25,7 +25,7 @@ from clawgym_jax.core.types import Episode, SamplingParams
 from clawgym_jax.rollout.episode import Instance
 from clawgym_jax.rollout.group import plan_each, plan_step
 from clawgym_jax.train.checkpoint import Checkpoints
-from clawgym_jax.train.learner import Learner, ReinforceConfig, copy_of
+from clawgym_jax.train.learner import Learner, ReinforceConfig
 from clawgym_jax.train.metrics import MetricsWriter
 from clawgym_jax.train.progress import Display, scores_line, step_line
 from clawgym_jax.train.reinforce import reinforce
@@ -189,7 +189,7 @@ class Loop:
     def _find_reference(self, state: RunState) -> None:
         if self._parts.learner.wants_reference:
             kept = Checkpoints(self._folder.path / "reference")
-            found, _ = kept.restore(copy_of(state.policy.params))
+            found, _ = kept.restore(state.policy.params)
             self._reference = jax.tree.map(jax.numpy.asarray, found)
             kept.close()
 

@@ -138,6 +138,7 @@ def loss_sums(
     old = jnp.where(mask, batch.old_logprobs, 0.0) if loss.kind != SFT else new
     objective, clipped = _objective(loss, new, old, batch)
     entropy = jnp.where(mask, scored.entropy, 0.0)
+    ratio = jnp.where(mask, jnp.exp(log_ratio(new, old)), 1.0)
     if loss.entropy_coef:
         objective = objective + loss.entropy_coef * entropy
     sums = {
@@ -146,8 +147,8 @@ def loss_sums(
         "entropy": jnp.sum(entropy),
         "kl_old": jnp.sum(jnp.where(mask, kl_estimate(old, new), 0.0)),
         "nll": -jnp.sum(new),
-        "ratio_max": jnp.max(jnp.where(mask, jnp.exp(log_ratio(new, old)), 1.0)),
-        "ratio_min": jnp.min(jnp.where(mask, jnp.exp(log_ratio(new, old)), 1.0)),
+        "ratio_max": jnp.max(ratio),
+        "ratio_min": jnp.min(ratio),
     }
     if loss.kl_coef:
         kl = jnp.where(mask, kl_estimate(new, batch.ref_logprobs, loss.kl_kind), 0.0)

@@ -19,9 +19,9 @@ from clawgym_jax.tree.assign import FilledRow, assign
 from clawgym_jax.tree.cut import Piece, cut_forest
 from clawgym_jax.tree.filters import Selection
 from clawgym_jax.tree.forest import Forest
-from clawgym_jax.tree.rows import PackedRows, concatenate, fill_rows
+from clawgym_jax.tree.rows import PackedRows, fill_rows
 
-__all__ = ["PackConfig", "PackedRows", "concatenate", "pack"]
+__all__ = ["PackConfig", "PackedRows", "pack"]
 
 Sharers = tuple[int, int, str]  # calls that share context have it equal, see _sharers
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.types import CallRecord
 from clawgym_jax.tree.flatten import NO_PRED, flatten
 from clawgym_jax.tree.forest import Forest
@@ -84,41 +83,3 @@ def fill_rows(
         repeated_tok=used - unique_tok,
         linear_tok=sum(c.prompt_tok + c.completion_tok for c in calls),
     )  # fmt: skip
-
-
-def concatenate(parts: Sequence[PackedRows]) -> PackedRows:
-    """Rows of several packs below each other; rollouts and calls are renumbered in order.
-
-    For packs of other rollouts each, of one bucket: their shapes must be equal.
-    """
-    shapes = {(p.tokens.shape[1], p.target.shape[1]) for p in parts}
-    if len(shapes) != 1:
-        raise ConfigError(
-            f"expected rows of one shape (row_tok, train_tok), got {sorted(shapes)}; "
-            "concatenate bucket by bucket"
-        )
-    rollouts = np.cumsum([0, *(int(p.rollout.max(initial=-1)) + 1 for p in parts)])
-    calls = np.cumsum([0, *(len(p.calls) for p in parts)])
-
-    def stack(name: str, shift: np.ndarray | None = None) -> np.ndarray:
-        arrays = [getattr(p, name) for p in parts]
-        if shift is not None:
-            arrays = [np.where(a < 0, a, a + s) for a, s in zip(arrays, shift[:-1], strict=True)]
-        return np.concatenate(arrays)
-
-    return PackedRows(
-        tokens=stack("tokens"),
-        position=stack("position"),
-        end=stack("end"),
-        first=stack("first", calls),
-        target=stack("target"),
-        pred=stack("pred"),
-        mask=stack("mask"),
-        rollout=stack("rollout", rollouts),
-        call=stack("call", calls),
-        offset=stack("offset"),
-        calls=tuple(call for p in parts for call in p.calls),
-        unique_tok=sum(p.unique_tok for p in parts),
-        repeated_tok=sum(p.repeated_tok for p in parts),
-        linear_tok=sum(p.linear_tok for p in parts),
-    )

@@ -74,16 +74,21 @@ def batch_of(weighting: str):
     return part.arrays, episodes
 
 
-def path_logprobs(graphdef, params, ids: np.ndarray) -> jax.Array:
-    """f64[n - 1]: log-probs of ids[1:] in a plain causal row."""
+def causal_row(graphdef, params, ids: np.ndarray, want_routing: bool = False):
+    """The model on a plain causal row."""
     n = len(ids)
     end = jnp.full((1, n), n, jnp.int32)
 
     def attend(q, k, v, cache):
         return dense_tree_attention(q, k, v, end), cache
 
-    tokens, position = jnp.asarray(ids)[None], jnp.arange(n)[None]
-    hidden = apply(graphdef, params, tokens, position, attend).hidden
+    rows = jnp.asarray(ids)[None], jnp.arange(n)[None]
+    return apply(graphdef, params, *rows, attend, want_routing=want_routing)
+
+
+def path_logprobs(graphdef, params, ids: np.ndarray) -> jax.Array:
+    """f64[n - 1]: log-probs of ids[1:] in a plain causal row."""
+    hidden = causal_row(graphdef, params, ids).hidden
     logprobs = jax.nn.log_softmax(apply_logits(graphdef, params, hidden)[0, :-1])
     return jnp.take_along_axis(logprobs, jnp.asarray(ids)[1:, None], -1)[:, 0]
 
@@ -146,16 +151,9 @@ def test_values_on_trees_are_values_on_paths(model) -> None:
         for one in episodes:
             for call in one.calls:
                 ids = np.concatenate([call.prompt_ids, call.completion.ids])
-                n = len(ids)
-                end = jnp.full((1, n), n, jnp.int32)
-
-                def attend(q, k, v, cache, end=end):
-                    return dense_tree_attention(q, k, v, end), cache
-
-                rows = jnp.asarray(ids)[None], jnp.arange(n)[None]
-                hidden = apply(graphdef, critic["trunk"], *rows, attend).hidden[0]
+                hidden = causal_row(graphdef, critic["trunk"], ids).hidden[0]
                 values = hidden @ critic["value"] + critic["bias"]
-                for i in range(call.prompt_tok, n):
+                for i in range(call.prompt_tok, len(ids)):
                     path = tuple(ids[: i + 1].tolist())
                     total += weight[path] * 0.5 * (values[i - 1] - target[path]) ** 2
         return total
@@ -178,15 +176,8 @@ def balance_of_paths(graphdef, params, episodes, weight: float) -> jax.Array:
     for one in episodes:
         for call in one.calls:
             ids = np.concatenate([call.prompt_ids, call.completion.ids])
-            n = len(ids)
-            end = jnp.full((1, n), n, jnp.int32)
-
-            def attend(q, k, v, cache, end=end):
-                return dense_tree_attention(q, k, v, end), cache
-
-            rows = jnp.asarray(ids)[None], jnp.arange(n)[None]
-            out = apply(graphdef, params, *rows, attend, want_routing=True)
-            states = slice(call.prompt_tok - 1, n - 1)
+            out = causal_row(graphdef, params, ids, want_routing=True)
+            states = slice(call.prompt_tok - 1, len(ids) - 1)
             logits, routing = out.router_logits[:, 0, states], out.routing[:, 0, states]
             chosen += weight * jnp.sum(jax.nn.one_hot(routing, MODEL.num_experts), (1, 2))
             probabilities += weight * jnp.sum(jax.nn.softmax(logits), 1)

@@ -16,7 +16,7 @@ from clawgym_jax.batch.ledger import check_ledger
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.core.types import CallRecord
 from clawgym_jax.tree.filters import FilterConfig, Selection, select_calls
-from clawgym_jax.tree.pack import PackConfig, PackedRows, concatenate, pack
+from clawgym_jax.tree.pack import PackConfig, PackedRows, pack
 from tests.tree.counting import Comparisons
 from tests.tree.histories import make_call, random_rollout
 from tests.tree.naive import Label, labels_of, prefixes
@@ -306,19 +306,3 @@ def test_packing_compares_a_prompt_twice_however_many_rows_there_are(
         parts = pack(selections, PackConfig(row_tok=row_tok, train_tok=1024))
         assert len(parts[0].tokens) == rows
         assert comparisons.compared_tok <= 2 * 40 * 1001
-
-
-def test_concatenated_packs_are_renumbered() -> None:
-    config = PackConfig(row_tok=16, train_tok=4)
-    parts = [
-        pack([select_calls([make_call(0, [1, 2], [3, i], episode=name)], KEEP_ALL)], config)[0]
-        for i, name in enumerate("abc")
-    ]
-    rows = concatenate(parts)
-    assert rows.rollout[rows.mask].tolist() == [0, 0, 1, 1, 2, 2]
-    assert rows.first.tolist() == [[i] * 4 + [-1] * 12 for i in range(3)]
-    assert [c.call_id for c in rows.calls] == ["a.0", "b.0", "c.0"]
-    assert (rows.unique_tok, rows.padding_tok) == (12, 36)
-    other = pack([select_calls([], KEEP_ALL)], PackConfig(row_tok=32, train_tok=4))
-    with pytest.raises(ConfigError, match="rows of one shape"):
-        concatenate([*parts, *other])

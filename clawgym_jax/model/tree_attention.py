@@ -35,10 +35,10 @@ def tree_attention(
     k: jax.Array,  # f[B, N, KV, hd]
     v: jax.Array,  # f[B, N, KV, hd]
     end: jax.Array,  # i32[B, N]
-    block_q: int = 64,
-    block_k: int = 64,
+    block_q: int | None = None,
+    block_k: int | None = None,
 ) -> jax.Array:
-    """f[B, N, H, hd]: softmax attention under the tree mask."""
+    """f[B, N, H, hd]: softmax attention under the tree mask. Blocks default to `blocks_for`."""
     length, heads, groups = q.shape[1], q.shape[2], k.shape[2]
     if k.shape != v.shape or k.shape[:2] != q.shape[:2] or end.shape != q.shape[:2]:
         raise ValueError(
@@ -47,13 +47,21 @@ def tree_attention(
         )
     if heads % groups:
         raise ValueError(f"heads: expected a multiple of the {groups} key-value heads, got {heads}")
-    bq, bk = min(block_q, _round_up(length, 8)), min(block_k, _round_up(length, 8))
+    likely_q, likely_k = blocks_for(q.shape[-1])
+    bk = min(block_k or likely_k, _round_up(length, 8))
+    bq = min(block_q or likely_q, _round_up(length, bk))
     padded = _round_up(length, math.lcm(bq, bk))
     extra = padded - length
     tail = jnp.arange(length, padded, dtype=end.dtype) + 1  # padding sees itself
     end = jnp.concatenate([end, jnp.broadcast_to(tail, (end.shape[0], extra))], axis=1)
     q, k, v = (jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))) for x in (q, k, v))
     return _attention(q, k, v, end, bq, bk)[:, :length]
+
+
+def blocks_for(head_dim: int) -> tuple[int, int]:
+    """(queries, keys) of a block. Wide heads repay large products; with narrow ones a block is
+    mostly exponentials, and small blocks waste fewer of them (experiments/bench/attention.py)."""
+    return (256, 128) if head_dim >= 128 else (64, 64)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))

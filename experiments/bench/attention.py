@@ -11,16 +11,19 @@ with K = 2 s paths the trunk is the share (s - 1) / (K - 1) of the tree's tokens
 Seconds are the best of some turns after the first; memory is what the compiled program needs
 beside its arguments and results. `pairs` is the number of (query, key) pairs that see each
 other, the least work possible. Only attention is measured: the rest of a model gains the factor s.
+"blocks": the tree of sharing 4 with the same work in narrow and in wide heads, each in the blocks
+that either is given when none are asked for (`blocks_for`); other sizes for comparison.
 The last line is a JSON object.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +36,14 @@ from absl import app, flags
 
 from clawgym_jax.model import live_blocks
 from clawgym_jax.model.attention import dense_tree_attention, tree_mask
-from clawgym_jax.model.tree_attention import tree_attention
+from clawgym_jax.model.tree_attention import blocks_for, tree_attention
 
 QUICK = flags.DEFINE_bool("quick", False, "shorter rows, fewer repeats: within a minute")
 SHARING = (2, 4, 8, 16)
 HEADS, KV_HEADS, WIDTH = 4, 2, 64
 BLOCK = 64
+WIDTHS = (32, 64, 128)
+SIZES = ((64, 64), (128, 128), (256, 128), (256, 256))
 MIB = 2**20
 
 
@@ -65,14 +70,16 @@ def shared_tree(tokens: int, sharing: int) -> tuple[np.ndarray, np.ndarray]:
 class Program:
     """The output and the three gradients of one attention on one row, compiled."""
 
-    def __init__(self, attend: Callable[..., jax.Array], end: np.ndarray) -> None:
+    def __init__(
+        self, attend: Callable[..., jax.Array], end: np.ndarray, width: int = WIDTH
+    ) -> None:
         def results(end: jax.Array, *inputs: jax.Array) -> Any:
             *qkv, upstream = inputs
             out, pull_back = jax.vjp(lambda *x: attend(*x, end), *qkv)
             return out, pull_back(upstream)
 
         rng = np.random.default_rng(0)
-        shapes = [(1, len(end), heads, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS)]
+        shapes = [(1, len(end), heads, width) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS)]
         inputs = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
         self._arguments = jnp.asarray(end[None]), *inputs
         self._compiled = jax.jit(results).lower(*self._arguments).compile()
@@ -97,8 +104,7 @@ def compare(tokens: int, sharing: int, repeats: int) -> dict[str, Any]:
         "dense": Program(dense_tree_attention, tree),
         "jax": Program(jax_attention, tree),
     }
-    turns = [{n: p.seconds() for n, p in programs.items()} for _ in range(repeats + 1)]
-    best = {name: min(turn[name] for turn in turns[1:]) for name in programs}
+    best = best_seconds(programs, repeats)
     row: dict[str, Any] = {
         "sharing": sharing,
         "tree_tok": len(tree),
@@ -114,6 +120,25 @@ def compare(tokens: int, sharing: int, repeats: int) -> dict[str, Any]:
     return row
 
 
+def best_seconds(programs: dict[str, Program], repeats: int) -> dict[str, float]:
+    turns = [{n: p.seconds() for n, p in programs.items()} for _ in range(repeats + 1)]
+    return {name: min(turn[name] for turn in turns[1:]) for name in programs}
+
+
+def blocks_of_sizes(tokens: int, repeats: int) -> Iterator[dict[str, Any]]:
+    tree, _ = shared_tree(tokens, 4)
+    for width in WIDTHS:
+        programs = {
+            f"{bq}x{bk}": Program(
+                functools.partial(tree_attention, block_q=bq, block_k=bk), tree, width
+            )
+            for bq, bk in SIZES
+        }
+        seconds = {n: round(s, 4) for n, s in best_seconds(programs, repeats).items()}
+        chosen = "x".join(map(str, blocks_for(width)))
+        yield {"part": "blocks", "width": width, "chosen": chosen, "seconds": seconds}
+
+
 def live_share(end: np.ndarray) -> float:
     """Seeing pairs / computed pairs: what blocks of this size waste on ragged edges."""
     padding = np.arange(len(end), -(-len(end) // BLOCK) * BLOCK, dtype=np.int32) + 1
@@ -125,6 +150,8 @@ def goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Half the sharing in speed over packed paths; never slower than a mask, a tenth its memory."""
     out = []
     for row in rows:
+        if row.get("part") == "blocks":
+            continue
         sharing = row["sharing"]
         speed = row["dense_seconds"] / row["tree_seconds"]
         memory = row["dense_mib"] / row["tree_mib"]
@@ -149,6 +176,9 @@ def main(argv: list[str]) -> None:
     for sharing in SHARING:
         rows.append(compare(tokens, sharing, repeats))
         print(rows[-1], flush=True)
+    for row in blocks_of_sizes(tokens, repeats):
+        rows.append(row)
+        print(row, flush=True)
     machine = {
         "cpus": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),

@@ -5,30 +5,34 @@
 Groups of rollouts, one GRPO loss each, forward + backward, float32 on the CPU:
 - forks: synthetic, with tokens of all paths / unique tokens of about 2, 4, 8, 16
 - claude_code, openclaw, openclaw_completions: how eight recorded rollouts of ten calls coincide, as
-  the real programs made their prompts (tests/data/recorded_trees). Seconds are of every 8th token
-  of each part of the tree, since a CPU is too slow for 20,000-token prompts; counts are of all.
+  the real programs made their prompts (tests/data/recorded_trees). Seconds are of every 8th or 16th
+  token of each part of the tree, since a CPU is too slow for prompts of 20,000; counts are of all.
+through two models (`tree_parts.models`): tiny, mostly attention, and wide, mostly its layers.
 Three ways to the same loss and gradients (checked at every point):
 - tree: `TrainStep.gradients` on what `build_batch` packs, one row
 - packed: every path from the root to a leaf whole, several in a row, the same step and attention
 - torch: the paths padded to the longest of a batch, a batch at most as large as the tree's row, in
   transformers' Qwen3 with the same weights; the fastest of 1 or 2 threads and transformers' own
   expert layers or "eager". Installed into .cache/torch where --torch names no environment.
+  "torch" is kinder to it than its users are (`padded_torch`); "torch_masked" gets the attention
+  mask that they pass.
 A sampled token is trained in one path only, in all three. "sharing" = tokens of all paths / unique
-tokens, padding not counted. The model has the tiny base's sizes, random weights and no limit of
-positions. The ways take turns; seconds are the best of some turns after the first.
+tokens, padding not counted. Weights are random. The ways take turns; seconds are the best of some
+turns after the first.
 
 Goals: (packed / tree seconds) / sharing >= 0.9 and (torch / tree seconds) / sharing >= 2 at every
 point; >= 20 times fewer tokens for Claude Code's group than one row per call; `build_batch` of 256
 such rollouts < 5 % of the step's time. That step takes too long here: its seconds are those per
 unique token of claude_code's point times the batch's tokens, less than the truth, since attention
 grows faster, and old log-probs and the update are not counted.
+"expected": (packed / tree) / sharing by operations alone, for the published models at full length.
 Memory: arguments and temporaries of our compiled pass; in torch what its resident memory rises by
 in the first step, and the weights. Live blocks: of 64 x 64 tokens. "live_over_sharing" = (packed /
 tree live blocks) / sharing: what attention alone would make of the first goal. It is below 1, since
 the tokens that paths repeat are their first ones, which see little. "blind_seconds": the tree's row
 if every token saw itself only, that is the step without attention.
 
-The last line is a JSON object. --quick: no group but claude_code, of every 64th token.
+The last line is a JSON object. --quick: tiny and claude_code only, of every 64th token.
 """
 
 from __future__ import annotations
@@ -58,15 +62,15 @@ from clawgym_jax.batch.tree_batch import TreeBatch
 from clawgym_jax.core.types import Episode
 from clawgym_jax.tree.pack import PackConfig
 from experiments.bench.serving_parts import environments
-from experiments.bench.tree_parts import forms, structure, synthetic
-from experiments.bench.tree_parts.ours import Ours, difference, embedding, wide_config
+from experiments.bench.tree_parts import counts, forms, models, structure, synthetic
+from experiments.bench.tree_parts.ours import Ours, difference, embedding
 from experiments.bench.tree_parts.torch_side import Torch
 
 QUICK = flags.DEFINE_bool("quick", False, "one small group: within a minute on idle cores")
 TORCH = flags.DEFINE_string("torch", None, "python of an environment with torch and transformers")
 SHARING = (2, 4, 8, 16)
 RECORDED = ("claude_code", "openclaw", "openclaw_completions")
-FORKS_TOK = 4096
+TORCH_WAYS = {"torch": False, "torch_masked": True}
 BATCH_GROUPS = 32  # of eight rollouts
 LOSS_TOLERANCE = 1e-5  # absolute; the sum of |W A| is about 1
 GRADIENT_TOLERANCE = 1e-4  # |a - b| / |b|; one token whose experts are a tie can make 9e-5
@@ -81,44 +85,20 @@ class Group:
     episodes: list[Episode]
 
 
-def groups(quick: bool) -> Iterator[Group]:
-    thin = 64 if quick else 8
+def groups(quick: bool, sized: models.Sized) -> Iterator[Group]:
+    thin = 64 if quick else sized.thin
     for sharing in () if quick else SHARING:
-        yield Group(f"forks {sharing}", structure.episodes(synthetic.forks(FORKS_TOK, sharing)))
+        calls = synthetic.forks(sized.forks_tok, sharing)
+        yield Group(f"forks {sharing}", structure.episodes(calls))
     for name in RECORDED[:1] if quick else RECORDED:
         rollouts = structure.expand(structure.stored(name), thin=thin)
         yield Group(f"{name} / {thin}", structure.episodes(rollouts))
 
 
-def counts(name: str) -> Row:
-    """A recorded group at its full length: nothing is run."""
-    recorded = structure.stored(name)
-    episodes = structure.episodes(structure.expand(recorded))
-    tree = forms.tree_form(episodes)
-    paths = forms.paths_of(forms.selections_of(episodes))
-    lengths = [len(path.tokens) for path in paths]
-    calls = [call.prompt_tok + call.completion_tok for call in tree.rows.calls]
-    return {
-        "part": "counts",
-        "group": name,
-        "program": recorded.program,
-        "rollouts": len(episodes),
-        "calls": len(calls),
-        "paths": len(paths),
-        "unique_tok": tree.rows.unique_tok,
-        "path_tok": sum(lengths),
-        "call_tok": sum(calls),
-        "trained_tok": int(tree.rows.mask.sum()),
-        "sharing": round(sum(lengths) / tree.rows.unique_tok, 2),
-        "calls_over_unique": round(sum(calls) / tree.rows.unique_tok, 2),
-        "tree_live": tree.live,
-        "path_live": forms.causal_live(lengths, forms.BLOCK),
-        "call_live": forms.causal_live(calls, forms.BLOCK),
-    }
-
-
-def compare(group: Group, ours: Ours, python: Path | None, model: str, turns: int) -> Row:
-    """One group, all ways. `ours` with `python` None: torch is left out."""
+def compare(
+    group: Group, name: str, ours: Ours, python: Path | None, model: str, turns: int
+) -> Row:
+    """One group, all ways. name: of the model. `python` None: torch is left out."""
     tree = forms.tree_form(group.episodes)
     paths = forms.paths_of(forms.selections_of(group.episodes))
     packed = forms.packed_form(tree, paths)
@@ -127,6 +107,7 @@ def compare(group: Group, ours: Ours, python: Path | None, model: str, turns: in
     path_tok = sum(len(path.tokens) for path in paths)
     row: Row = {
         "part": "step",
+        "model": name,
         "group": group.name,
         "sharing": round(path_tok / tree.rows.unique_tok, 3),
         "paths": len(paths),
@@ -146,7 +127,9 @@ def compare(group: Group, ours: Ours, python: Path | None, model: str, turns: in
         torch: Torch | None = None
         if python:
             data = forms.flat_paths(tree, paths, table)
-            torch = Torch(python, model, data, tree.rows.tokens.shape[1])
+            torch = Torch(
+                python, model, data, tree.rows.tokens.shape[1], ours.config.num_experts > 0
+            )
             stack.enter_context(torch)
             row |= torch.facts(loss, embedding(gradient))
         best = best_seconds(ours, batches | {"blind": blind(batches["tree"])}, torch, turns)
@@ -169,12 +152,15 @@ def best_seconds(
     ours: Ours, batches: dict[str, TreeBatch], torch: Torch | None, turns: int
 ) -> dict[str, float]:
     """The ways take turns, so that a busy machine slows all alike."""
-    taken: dict[str, list[float]] = {name: [] for name in [*batches, *(["torch"] if torch else [])]}
+    taken: dict[str, list[float]] = {
+        name: [] for name in [*batches, *(TORCH_WAYS if torch else [])]
+    }
     for _ in range(turns):
         for name, batch in batches.items():
             taken[name].append(ours.seconds(batch))
         if torch:
-            taken["torch"].append(torch.step()["seconds"])
+            for name, masked in TORCH_WAYS.items():
+                taken[name].append(torch.step(masked)["seconds"])
     return {name: min(seconds) for name, seconds in taken.items()}
 
 
@@ -211,7 +197,7 @@ def packing(copies: int, point: Row) -> Row:
 def goals(rows: Sequence[Row]) -> Iterator[Row]:
     for row in rows:
         if row["part"] == "step":
-            at, sharing = f"({row['group']})", row["sharing"]
+            at, sharing = f"({row['model']}, {row['group']})", row["sharing"]
             over = row["packed_over_tree"] / sharing
             yield goal(f"packed / tree seconds / sharing {at}", over, 0.9)
             if "torch_over_tree" in row:
@@ -241,16 +227,18 @@ def goal(name: str, value: float, limit: float, most: bool = False) -> Row:
 def measure(quick: bool, python: Path | None) -> Iterator[Row]:
     """Rows as they come."""
     for name in RECORDED:
-        yield counts(name)
-    ours = Ours(wide_config())
+        yield counts.counts(name)
+        yield from counts.expected(name)
     speed: Row = {}
-    with tempfile.TemporaryDirectory() as folder:
-        ours.save(folder)
-        for group in groups(quick):
-            row = compare(group, ours, python, folder, turns=2 if quick else 3)
-            if group.name.startswith("claude_code"):
-                speed = row
-            yield row
+    for sized in (models.tiny(),) if quick else (models.tiny(), models.wide()):
+        ours = Ours(sized.config)
+        with tempfile.TemporaryDirectory() as folder:
+            ours.save(folder)
+            for group in groups(quick, sized):
+                row = compare(group, sized.name, ours, python, folder, turns=2 if quick else 3)
+                if not speed and group.name.startswith("claude_code"):
+                    speed = row
+                yield row
     yield packing(2 if quick else BATCH_GROUPS, speed)
 
 

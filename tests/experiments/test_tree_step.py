@@ -17,7 +17,7 @@ from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.live_blocks import count_pairs
 from clawgym_jax.tree.filters import FilterConfig, select_calls
 from experiments.bench import tree_step
-from experiments.bench.tree_parts import forms, structure, synthetic
+from experiments.bench.tree_parts import counts, forms, models, structure, synthetic
 from experiments.bench.tree_parts.ours import Ours, difference
 from experiments.bench.tree_parts.record import check, form_of, whole
 from tests.batch.episodes import forked_calls
@@ -90,13 +90,30 @@ def test_copies_of_a_group_share_the_programs_prompt_and_no_more() -> None:
 
 @pytest.mark.parametrize(("name", "fewer"), [("claude_code", 20.0), ("openclaw", 20.0)])
 def test_a_group_has_a_twentieth_of_the_tokens_of_one_row_per_call(name: str, fewer: float) -> None:
-    row = tree_step.counts(name)
+    row = counts.counts(name)
     group = structure.stored(name)
     calls = sum(form.prompt + form.completion for calls in group.rollouts for form in calls)
     assert row["call_tok"] == calls
     assert calls / row["unique_tok"] >= fewer
     assert row["trained_tok"] == sum(f.completion for calls in group.rollouts for f in calls)
     assert row["tree_live"] < row["path_live"] < row["call_live"]
+
+
+def test_operations_alone_counted_by_hand() -> None:
+    """One dense layer of width 2, one head of 4; a trunk of 128 tokens and two branches of 64."""
+    config = Qwen3Config(vocab_size=5, hidden_size=2, num_layers=1, num_heads=1, num_kv_heads=1,
+                         head_dim=4, intermediate_size=3)  # fmt: skip
+    weights = 4 * 2 * 4 + 3 * 2 * 3 + 2 * 2 + 2 * 4 + 2  # projections, MLP, norms, the last norm
+    tree = models.Work(256, 10, 3 + 3 + 3)  # 64 x 64: the trunk's, and 3 of each branch
+    paths = models.Work(384, 10, 6 + 6)
+    linear, head, attention = models.products(config, tree)
+    assert linear == 6 * weights * 256
+    assert head == 6 * 5 * 2 * 10
+    assert attention == 7 * 2 * 4 * 9 * 64 * 64
+    share, ratio = models.expected(config, tree, paths)
+    assert share == pytest.approx(attention / (linear + head + attention))
+    of_paths = linear * 1.5 + head + attention * 12 / 9
+    assert ratio == pytest.approx(of_paths / (linear + head + attention) / 1.5)
 
 
 @given(st.integers(0, 10_000))
@@ -214,13 +231,13 @@ def test_tree_and_packed_paths_have_the_same_loss_and_gradients() -> None:
 
 def test_goals_are_missed_where_they_are_missed() -> None:
     step = {
-        "part": "step", "group": "g", "sharing": 4.0, "packed_over_tree": 3.7,
+        "part": "step", "model": "m", "group": "g", "sharing": 4.0, "packed_over_tree": 3.7,
         "torch_over_tree": 7.0, "packed_loss_apart": 1e-4, "packed_gradient_apart": 1e-5,
     }  # fmt: skip
     verdicts = {row["name"]: row["ok"] for row in tree_step.goals([step])}
     assert verdicts == {
-        "packed / tree seconds / sharing (g)": True,
-        "torch / tree seconds / sharing (g)": False,
-        "packed_loss_apart (g)": False,
-        "packed_gradient_apart (g)": True,
+        "packed / tree seconds / sharing (m, g)": True,
+        "torch / tree seconds / sharing (m, g)": False,
+        "packed_loss_apart (m, g)": False,
+        "packed_gradient_apart (m, g)": True,
     }

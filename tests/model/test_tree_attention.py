@@ -17,15 +17,15 @@ LENGTH, HEADS, GROUPS, WIDTH = 50, 4, 2, 8  # a length that no block divides
 BLOCKS = [(8, 8), (16, 8), (8, 16), (128, 128)]
 
 
-def _inputs(shape: tuple[int, ...], dtype: Any) -> tuple[jax.Array, ...]:
+def _inputs(shape: tuple[int, ...], dtype: Any, width: int = WIDTH) -> tuple[jax.Array, ...]:
     rng = np.random.default_rng(0)
-    shapes = [(*shape, h, WIDTH) for h in (HEADS, GROUPS, GROUPS, HEADS)]
+    shapes = [(*shape, h, width) for h in (HEADS, GROUPS, GROUPS, HEADS)]
     return tuple(jnp.asarray(rng.normal(size=s), dtype) for s in shapes)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _with_gradients(
-    blocks: tuple[int, int] | None, end: jax.Array, *inputs: jax.Array
+    blocks: tuple[int, ...] | None, end: jax.Array, *inputs: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Output and the three gradients, of the blocked form or (None) of the oracle."""
     *qkv, upstream = inputs
@@ -39,8 +39,10 @@ def _with_gradients(
     return out, *pull_back(upstream)
 
 
-def _compare(end: np.ndarray, dtype: Any, tolerance: float, blocks: tuple[int, int]) -> None:
-    inputs = _inputs(end.shape, dtype)
+def _compare(
+    end: np.ndarray, dtype: Any, tolerance: float, blocks: tuple[int, ...], width: int = WIDTH
+) -> None:
+    inputs = _inputs(end.shape, dtype, width)
     got = _with_gradients(blocks, jnp.asarray(end), *inputs)
     expected = _with_gradients(None, jnp.asarray(end), *inputs)
     for a, b in zip(got, expected, strict=True):
@@ -56,6 +58,14 @@ def test_equals_the_oracle_in_float32(end: np.ndarray, blocks: tuple[int, int]) 
 def test_equals_the_oracle_in_float64(end: np.ndarray, blocks: tuple[int, int]) -> None:
     with jax.enable_x64(True):
         _compare(end, jnp.float64, 1e-12, blocks)
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("length", [100, 200, 300, 650])
+def test_blocks_of_its_own_choice_fit_any_length(length: int, width: int) -> None:
+    end = forests.end_of(forests.grow(np.random.default_rng(length), length, 4, 0.1))[None]
+    with jax.enable_x64(True):
+        _compare(end, jnp.float64, 1e-12, (), width)
 
 
 def test_bfloat16_stays_close() -> None:

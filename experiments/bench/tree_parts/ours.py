@@ -1,12 +1,10 @@
 """Our training step on a form: loss, gradients, seconds, memory.
 
-The step is `train.step.TrainStep`, one row in a pass. The model has the shipped tiny base's sizes
-with random weights and room for long rows (`wide_config`).
+The step is `train.step.TrainStep`, one row in a pass; weights are random.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
@@ -15,9 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from clawgym_jax.assemble import model_folder
 from clawgym_jax.batch.tree_batch import TreeBatch
-from clawgym_jax.config import TINY_BASE
 from clawgym_jax.model import hf_weights, qwen3
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.train.policy import LossConfig
@@ -25,14 +21,7 @@ from clawgym_jax.train.state import OptimConfig, init_state, make_optimizer
 from clawgym_jax.train.step import TrainStep
 
 LOSS = LossConfig(kind="clipped", attention="blocked")
-LONGEST_TOK = 65_536
 MIB = 2**20
-
-
-def wide_config() -> Qwen3Config:
-    """The tiny base's, whose weights know 1,024 positions; positions are rotary, so any number."""
-    small = hf_weights.read_config(model_folder(TINY_BASE))
-    return dataclasses.replace(small, max_position_embeddings=LONGEST_TOK)
 
 
 class Ours:

@@ -2,9 +2,10 @@
 
     PYTHON_WITH_TORCH padded_torch.py MODEL_FOLDER
 
-Kind to torch: batches are sorted by length; the attention mask is left out, since under a causal
-mask no token sees the padding on its right, and torch has a faster path without one; logits are
-made at trained tokens only; whoever asks says which expert layers and how many threads. Memory is
+Kind to torch: batches are sorted by length; the attention mask is left out unless asked for, since
+under a causal mask no token sees the padding on its right, and torch has a faster path without
+one; logits are made at trained tokens only; whoever asks says which expert layers and how many
+threads. Memory is
 what VmHWM rises by in a step, plus the weights; it means something in the first step only,
 since later ones find memory that the process has kept.
 Source of the loss: `losses.policy.clipped_surrogate`, in torch's words.
@@ -39,14 +40,16 @@ class Paths:
         lengths = data["lengths"]
         starts = np.cumsum([0, *lengths])
         order = np.argsort(-lengths, kind="stable")
-        self.batches: list[tuple[torch.Tensor, Columns]] = []
+        self.batches: list[tuple[torch.Tensor, torch.Tensor, Columns]] = []
         self.padded_tok = 0
         while order.size:
             rows = max(1, batch_tok // int(lengths[order[0]]))
             members, order = order[:rows], order[rows:]
             tokens = np.zeros((len(members), int(lengths[members[0]])), np.int64)
+            mask = np.zeros_like(tokens)
             for row, path in enumerate(members):
                 tokens[row, : lengths[path]] = data["tokens"][starts[path] : starts[path + 1]]
+                mask[row, : lengths[path]] = 1
             place = {int(path): row for row, path in enumerate(members)}
             inside = np.isin(data["path"], members)
             columns = {
@@ -54,16 +57,20 @@ class Paths:
                 for name in ("pred", "target", "weight", "advantage", "old")
             }
             columns["row"] = torch.tensor([place[int(p)] for p in data["path"][inside]])
-            self.batches.append((torch.from_numpy(tokens), columns))
+            self.batches.append((torch.from_numpy(tokens), torch.from_numpy(mask), columns))
             self.padded_tok += tokens.size
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, Columns]]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, Columns]]:
+        """(tokens i64[B, N], attention mask i64[B, N], trained tokens) of each batch."""
         return iter(self.batches)
 
 
-def loss_of(model: Any, tokens: torch.Tensor, at: Columns) -> torch.Tensor:
+def loss_of(
+    model: Any, tokens: torch.Tensor, mask: torch.Tensor | None, at: Columns
+) -> torch.Tensor:
     """-sum of W min(rho A, clip(rho) A) at temperature 1."""
-    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+    out = model.model(input_ids=tokens, attention_mask=mask, use_cache=False)
+    hidden = out.last_hidden_state
     logits = model.lm_head(hidden[at["row"], at["pred"]])
     new = torch.log_softmax(logits, -1).gather(-1, at["target"][:, None])[:, 0]
     ratio = torch.exp(new - at["old"])
@@ -71,11 +78,11 @@ def loss_of(model: Any, tokens: torch.Tensor, at: Columns) -> torch.Tensor:
     return -torch.sum(at["weight"] * torch.minimum(ratio * at["advantage"], bounded))
 
 
-def step(model: Any, paths: Paths) -> float:
+def step(model: Any, paths: Paths, masked: bool) -> float:
     """Adds gradients to the model's; -> the loss."""
     total = 0.0
-    for tokens, columns in paths:
-        loss = loss_of(model, tokens, columns)
+    for tokens, mask, columns in paths:
+        loss = loss_of(model, tokens, mask if masked else None, columns)
         loss.backward()
         total += float(loss.detach())
     return total
@@ -92,15 +99,16 @@ def peak_kib() -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-def measured(model: Any, paths: Paths, experts: str, threads: int) -> dict[str, Any]:
-    """One step. experts: one of transformers' implementations of expert layers."""
+def measured(model: Any, paths: Paths, experts: str, threads: int, masked: bool) -> dict[str, Any]:
+    """One step. experts: an implementation of expert layers as transformers names it, or ""."""
     torch.set_num_threads(threads)
-    model.set_experts_implementation(experts)
+    if experts:
+        model.set_experts_implementation(experts)
     model.zero_grad(set_to_none=True)
     reset_peak()
     idle_kib = peak_kib()
     start = time.perf_counter()
-    loss = step(model, paths)
+    loss = step(model, paths, masked)
     seconds = time.perf_counter() - start
     risen_kib = peak_kib() - idle_kib
     weights_bytes = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -14,29 +14,32 @@ import numpy as np
 from experiments.bench.serving_parts.lines import Worker
 
 SCRIPT = Path(__file__).parent / "padded_torch.py"
-VARIANTS = [(experts, threads) for experts in ("grouped_mm", "eager") for threads in (1, 2)]
+EXPERTS, THREADS = ("grouped_mm", "eager"), (1, 2)
 Row = dict[str, Any]
 
 
 class Torch:
     """The worker of one group. Use as a context manager."""
 
-    def __init__(self, python: Path, model: str, data: dict[str, np.ndarray], row_tok: int) -> None:
+    def __init__(
+        self, python: Path, model: str, data: dict[str, np.ndarray], row_tok: int, mixture: bool
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         file = str(Path(self._folder.name) / "paths.npz")
         np.savez(file, **data)
         self._worker = Worker([str(python), str(SCRIPT), model])
         self.versions = self._worker.ready()
         self.padded_tok = self._worker.ask(do="read", file=file, batch_tok=row_tok)["padded_tok"]
-        tried = [self._step(*variant) for variant in VARIANTS]
+        variants = [(e, t) for e in (EXPERTS if mixture else ("",)) for t in THREADS]
+        tried = [self._step(*variant) for variant in variants]
         self.mib = tried[0]["mib"]
-        self.variant = min(zip((step["seconds"] for step in tried), VARIANTS, strict=True))[1]
+        self.variant = min(zip((step["seconds"] for step in tried), variants, strict=True))[1]
 
-    def _step(self, experts: str, threads: int) -> Row:
-        return self._worker.ask(do="step", experts=experts, threads=threads)
+    def _step(self, experts: str, threads: int, masked: bool = False) -> Row:
+        return self._worker.ask(do="step", experts=experts, threads=threads, masked=masked)
 
-    def step(self) -> Row:
-        return self._step(*self.variant)
+    def step(self, masked: bool = False) -> Row:
+        return self._step(*self.variant, masked)
 
     def embedding(self) -> np.ndarray:
         """f32[V, D], the gradient of the last step."""

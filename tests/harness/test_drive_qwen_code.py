@@ -88,7 +88,9 @@ def test_a_sub_agent_has_a_chain_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_compaction_starts_the_history_anew(tmp_path: Path) -> None:
-    """Its reminders are missing from the first call after it and back in the second."""
+    """Its reminders are missing from the first call after it and back in the second. It keeps the
+    last tool call and puts words of its own before it, which must not be lost: that turn is context.
+    """
     parts = [
         Part("<state_snapshot>", ["<state_snapshot>to 4000</state_snapshot>"], last_message=True),
         Part("<state_snapshot>to 4000", [shell("echo went on"), "Counted."]),
@@ -105,8 +107,9 @@ def test_a_compaction_starts_the_history_anew(tmp_path: Path) -> None:
     assert roles_of(played) == roles, why
     before, (summary, after, last) = played.calls[:3], played.calls[3:]
     assert_appends(before, why)
-    assert summary.breaks == after.breaks == ("compaction",), why
-    assert after.continues == (before[-1].call_id,), why
-    assert last.breaks == ("edited history",), why
-    assert last.continues == (before[-1].call_id, after.call_id), why
+    assert summary.breaks == ("compaction",), why
+    assert summary.continues == tuple(call.call_id for call in before), why
+    assert after.breaks == ("compaction", "edited turn") and after.continues == (), why
+    assert last.breaks == ("edited history", "edited turn"), why
+    assert last.continues == (after.call_id,), why
     assert_no_turn_lost(played)

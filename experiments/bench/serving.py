@@ -2,18 +2,21 @@
 
     python experiments/bench/serving.py [--quick] [--torch=PYTHON_OF_AN_ENVIRONMENT_WITH_TORCH]
 
-1, 8 and 32 requests at once, each a prompt of 128 random tokens that nobody has seen before and a
-completion of 96 (32 with --quick), greedy, with nothing that ends it early; float32 on the CPU.
-Every contestant is a process of its own and has the machine to itself while it is its turn; the
-turns alternate, and a ratio is the median over the rounds of (its seconds / native's seconds).
+1, 8 and 32 requests at once, greedy, float32 on the CPU, under three loads (`serving_parts.loads`):
+cold prompts, all alike, which suit a static batch; the rollouts of the quickstart; and rollouts
+through Claude Code, which suit an engine that knows what it has read. Only tokens that were asked
+for count. Every contestant is a process of its own and has the machine to itself while it is its
+turn; the turns alternate, and a ratio is the median over the rounds of (its seconds / native's).
 
 - native: our driver. It also gives log-probs, which Hugging Face is not asked for.
+- native, nothing shared: the same lengths, but no two prompts begin alike: what is left without the
+  prefix cache. The rest of the ratio is the cache's.
 - jetstream, jetstream_process: the stock orchestrator of google-jetstream 0.2.2 over the same
   engine, in its client's process and over gRPC. Goal: native >= 1.3 times as fast at 32. Extra
   "jetstream".
-- huggingface: all prompts as one batch, no padding, with transformers' own choice of experts
-  implementation and with "eager", which is faster here at times. Goal: native >= 5 times as fast at
-  32 as the faster of the two. Installed into .cache/torch where --torch names no environment.
+- huggingface: a batch a turn, with transformers' own choice of experts implementation and with
+  "eager", which is faster here at times. Goal: native >= 5 times as fast at 32 as the faster of the
+  two. Installed into .cache/torch where --torch names no environment.
 - waiting for Python: 1 - seconds of the decode program alone, dispatched without a look at its
   results / seconds per step of the native driver, for requests that are all decoding.
 
@@ -27,11 +30,12 @@ import contextlib
 import json
 import os
 import platform
-import random
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +45,10 @@ from absl import app, flags
 
 from clawgym_jax.assemble import model_folder
 from clawgym_jax.config import TINY_BASE
-from experiments.bench.serving_parts import environments
+from clawgym_jax.model import hf_weights
+from experiments.bench.serving_parts import environments, loads
 from experiments.bench.serving_parts.lines import Worker
+from experiments.bench.serving_parts.loads import LOADS, Load
 
 QUICK = flags.DEFINE_bool("quick", False, "within a minute; what is not installed is left out")
 TORCH = flags.DEFINE_string("torch", None, "python of an environment with torch and transformers")
@@ -50,69 +56,80 @@ PARTS = Path(__file__).parent / "serving_parts"
 NATIVE, JETSTREAM, PROCESS = "native", "jetstream", "jetstream_process"
 HUGGING_FACE = {"huggingface": "", "huggingface-eager": "eager"}  # contestant -> experts
 COUNTS = (1, 8, 32)
-PROMPT_TOK = 128
+UNSHARED = "native, nothing shared"
 DECODED_TOK = 160  # of a request that has nothing to prefill
 VOCABULARY = 1024
+LONGEST_TOK = 4096
 CPU = {"JAX_PLATFORMS": "cpu"}
 Row = dict[str, Any]
 
 
-def contestants(python: Path | None, quick: bool) -> tuple[dict[str, list[str]], list[Row]]:
-    """Command lines of those that are installed, and rows for the others."""
-    found: dict[str, list[str]] = {}
-    missing: list[Row] = []
-
-    def add(name: str, command: list[str], lacks: str) -> None:
-        if lacks:
-            missing.append({"part": "left out", "contestant": name, "lacks": lacks})
-            print(f"{name} is left out: {lacks}", file=sys.stderr)
-        else:
-            found[name] = command
-
+def contestants(python: Path | None, quick: bool) -> tuple[list[str], list[Row]]:
+    """Those that are installed, and rows for the others."""
     no_jetstream = "" if environments.has_jetstream() else "pip install clawgym_jax[jetstream]"
     no_torch = "" if python else "run without --quick, or name an environment by --torch"
-    for name in (NATIVE, JETSTREAM, PROCESS):
-        command = [sys.executable, str(PARTS / "ours.py"), name]
-        add(name, command, "" if name == NATIVE else no_jetstream)
-    for name, experts in list(HUGGING_FACE.items())[: 1 if quick else None]:
-        script = str(PARTS / "huggingface.py")
-        add(name, [str(python), script, str(model_folder(TINY_BASE)), experts], no_torch)
-    return found, missing
+    lacks = {NATIVE: "", JETSTREAM: no_jetstream, PROCESS: no_jetstream}
+    lacks |= dict.fromkeys(list(HUGGING_FACE)[: 1 if quick else None], no_torch)
+    missing: list[Row] = []
+    for name, lack in lacks.items():
+        if lack:
+            missing.append({"part": "left out", "contestant": name, "lacks": lack})
+            print(f"{name} is left out: {lack}", file=sys.stderr)
+    return [name for name, lack in lacks.items() if not lack], missing
 
 
-def prompts_of(seed: int, count: int, length_tok: int) -> list[list[int]]:
-    rng = random.Random(f"{seed}/{count}")
-    return [[rng.randrange(VOCABULARY) for _ in range(length_tok)] for _ in range(count)]
+def command(name: str, folder: str, load: Load, python: Path | None) -> list[str]:
+    if name in HUGGING_FACE:
+        return [str(python), str(PARTS / "huggingface.py"), folder, HUGGING_FACE[name]]
+    buckets = ",".join(map(str, load.kv_buckets))
+    script = str(PARTS / "ours.py")
+    return [sys.executable, script, name, folder, str(load.window_tok), buckets]
 
 
-def throughput(workers: dict[str, Worker], rounds: int, new_tok: int) -> Iterator[Row]:
+def throughput(load: Load, workers: dict[str, Worker], rounds: int) -> Iterator[Row]:
+    names = [*workers, *([UNSHARED] if load.groups else [])]
     for count in COUNTS:
-        for worker in workers.values():  # programs are compiled and caches warmed
-            worker.ask(do="sample", prompts=prompts_of(-1, count, PROMPT_TOK), new_tok=4)
-        seconds: dict[str, list[float]] = {name: [] for name in workers}
-        same: dict[str, list[bool]] = {name: [] for name in workers}
-        for number in range(rounds):
-            prompts = prompts_of(number, count, PROMPT_TOK)
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        same: dict[str, list[bool]] = {name: [] for name in names}
+        for number in range(-1, rounds):  # the first compiles programs and warms caches
+            asked = loads.rollouts(load, count, number, VOCABULARY)
+            other = loads.nothing_shared(asked, number, VOCABULARY)
             answers = {
-                name: worker.ask(do="sample", prompts=prompts, new_tok=new_tok)
-                for name, worker in workers.items()
+                name: workers[NATIVE if name == UNSHARED else name].ask(
+                    do="sample", rollouts=other if name == UNSHARED else asked
+                )
+                for name in names
             }
-            for name, answer in answers.items():
+            for name, answer in answers.items() if number >= 0 else ():
                 seconds[name].append(answer["seconds"])
-                pairs = zip(answer["ids"], answers[NATIVE]["ids"], strict=True)
-                same[name] += [ids == native for ids, native in pairs]
+                same[name] += agree(answer["ids"], answers[NATIVE]["ids"])
         for name, taken in seconds.items():
             ratios = [s / native for s, native in zip(taken, seconds[NATIVE], strict=True)]
             yield {
                 "part": "throughput",
+                "load": load.name,
                 "contestant": name,
                 "requests": count,
-                "tok_per_s": round(count * new_tok / statistics.median(taken), 1),
-                "best_tok_per_s": round(count * new_tok / min(taken), 1),
+                "turns": sum(map(len, asked)),
+                "prompt_tok": loads.prompt_tok(asked),
+                "new_tok": loads.new_tok(asked),
+                "tok_per_s": round(loads.new_tok(asked) / statistics.median(taken), 1),
+                "best_tok_per_s": round(loads.new_tok(asked) / min(taken), 1),
                 "native_is_faster": round(statistics.median(ratios), 2),
-                "same_as_native": round(statistics.mean(same[name]), 3),
+                "same_as_native": None
+                if name == UNSHARED
+                else round(statistics.mean(same[name]), 3),
                 "rounds": rounds,
             }
+
+
+def agree(ids: list[list[list[int]]], native: list[list[list[int]]]) -> list[bool]:
+    """Of each completion, whether it is native's."""
+    return [
+        a == b
+        for theirs, ours in zip(ids, native, strict=True)
+        for a, b in zip(theirs, ours, strict=True)
+    ]
 
 
 def waiting_for_python(native: Worker, rounds: int) -> Iterator[Row]:
@@ -120,8 +137,8 @@ def waiting_for_python(native: Worker, rounds: int) -> Iterator[Row]:
     for count in COUNTS:
         step_s, device_s, share = [], [], []
         for number in range(rounds):
-            prompts = prompts_of(number, count, 1)
-            answer = native.ask(do="sample", prompts=prompts, new_tok=DECODED_TOK)
+            turns = [{"prompt": [number + r], "new_tok": DECODED_TOK} for r in range(count)]
+            answer = native.ask(do="sample", rollouts=[[turn] for turn in turns])
             used = answer["usage"]
             step_s.append(used["serving_busy_s"] / used["decode_steps"])
             device = native.ask(do="device", length_tok=DECODED_TOK // 2, steps=DECODED_TOK)
@@ -140,17 +157,18 @@ def waiting_for_python(native: Worker, rounds: int) -> Iterator[Row]:
 
 def goals(rows: list[Row]) -> Iterator[Row]:
     """native's seconds against theirs, at the most requests."""
-    ratio = {
-        row["contestant"]: row["native_is_faster"]
-        for row in rows
-        if row["part"] == "throughput" and row["requests"] == max(COUNTS)
-    }
-    at = f"at {max(COUNTS)} requests"
-    for name in (JETSTREAM, PROCESS):
-        if name in ratio:
-            yield goal(f"native / {name} {at}", ratio[name], 1.3)
-    if theirs := [ratio[name] for name in HUGGING_FACE if name in ratio]:
-        yield goal(f"native / Hugging Face {at}", min(theirs), 5.0)
+    for load in dict.fromkeys(row["load"] for row in rows if row["part"] == "throughput"):
+        ratio = {
+            row["contestant"]: row["native_is_faster"]
+            for row in rows
+            if row.get("load") == load and row["requests"] == max(COUNTS)
+        }
+        at = f"at {max(COUNTS)} requests, {load}"
+        for name in (JETSTREAM, PROCESS):
+            if name in ratio:
+                yield goal(f"native / {name} {at}", ratio[name], 1.3)
+        if theirs := [ratio[name] for name in HUGGING_FACE if name in ratio]:
+            yield goal(f"native / Hugging Face {at}", min(theirs), 5.0)
 
 
 def goal(name: str, value: float, at_least: float) -> Row:
@@ -158,19 +176,32 @@ def goal(name: str, value: float, at_least: float) -> Row:
 
 
 def measure(quick: bool) -> tuple[list[Row], dict[str, Any]]:
-    commands, rows = contestants(environments.torch(TORCH.value, install=not quick), quick)
-    with contextlib.ExitStack() as stack:
-        workers = {name: stack.enter_context(Worker(argv, CPU)) for name, argv in commands.items()}
-        versions = {name: worker.ready() for name, worker in workers.items()}
-        parts = (
-            throughput(workers, rounds=1 if quick else 5, new_tok=32 if quick else 96),
-            waiting_for_python(workers[NATIVE], rounds=1 if quick else 5),
-        )
-        for part in parts:
-            for row in part:
-                rows.append(row)
-                print(json.dumps(row), flush=True)
+    python = environments.torch(TORCH.value, install=not quick)
+    names, rows = contestants(python, quick)
+    versions: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(folder)
+        for load in (replace(LOADS[0], new_tok=32),) if quick else LOADS:
+            with contextlib.ExitStack() as stack:
+                workers = {
+                    name: stack.enter_context(Worker(command(name, folder, load, python), CPU))
+                    for name in names
+                }
+                versions |= {name: worker.ready() for name, worker in workers.items()}
+                parts = [throughput(load, workers, rounds=1 if quick else 5)]
+                if not load.groups:
+                    parts.append(waiting_for_python(workers[NATIVE], rounds=1 if quick else 5))
+                for part in parts:
+                    for row in part:
+                        rows.append(row)
+                        print(json.dumps(row), flush=True)
     return rows, versions
+
+
+def write_model(folder: str) -> None:
+    """The tiny base, whose weights know 1,024 positions; they are rotary, so any number does."""
+    config, _, params = hf_weights.read(model_folder(TINY_BASE))
+    hf_weights.write(folder, replace(config, max_position_embeddings=LONGEST_TOK), params)
 
 
 def main(argv: list[str]) -> None:

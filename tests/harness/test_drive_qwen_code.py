@@ -89,7 +89,7 @@ def test_a_sub_agent_has_a_chain_of_its_own(tmp_path: Path) -> None:
 
 def test_a_compaction_starts_the_history_anew(tmp_path: Path) -> None:
     """Its reminders are missing from the first call after it and back in the second. It keeps the
-    last tool call and puts words of its own before it, which must not be lost: that turn is context.
+    last tool call and puts words of its own before it, which may not be lost: so it is context.
     """
     parts = [
         Part("<state_snapshot>", ["<state_snapshot>to 4000</state_snapshot>"], last_message=True),

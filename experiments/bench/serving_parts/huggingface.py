@@ -1,9 +1,11 @@
-"""Hugging Face `generate` on the CPU: all prompts as one batch, greedy, nothing ends early.
+"""Hugging Face `generate` on the CPU: a turn of all rollouts as one batch, greedy.
 
     PYTHON_WITH_TORCH huggingface.py MODEL_FOLDER EXPERTS
 
-EXPERTS is one of transformers' implementations of expert layers, "" for its own choice. All prompts
-have one length, so that no row is padded: the best case for a batch.
+EXPERTS is one of transformers' implementations of expert layers, "" for its own choice. The first
+turns of all rollouts are one batch, then the second ones, and so on: `generate` starts and ends a
+batch together, so it goes on until the longest completion of the batch is done, and computes every
+prompt anew. Prompts are padded on the left where their lengths differ, and only there.
 """
 
 from __future__ import annotations
@@ -38,10 +40,23 @@ def main(folder: str, experts: str) -> None:
     )
     for line in sys.stdin:
         command = json.loads(line)
-        send(sample(model, command["prompts"], command["new_tok"]))
+        send(sample(model, command["rollouts"]))
 
 
-def sample(model: Any, prompts: list[list[int]], new_tok: int) -> dict[str, Any]:
+def sample(model: Any, rollouts: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """`ids`: of each rollout's turns; a completion is cut to what was asked for."""
+    ids: list[list[list[int]]] = [[] for _ in rollouts]
+    start = time.perf_counter()
+    for t in range(max(map(len, rollouts))):
+        wave = [r for r, turns in enumerate(rollouts) if t < len(turns)]
+        asked = [rollouts[r][t] for r in wave]
+        out = batch(model, [a["prompt"] for a in asked], max(a["new_tok"] for a in asked))
+        for r, turn, completion in zip(wave, asked, out, strict=True):
+            ids[r].append(completion[: turn["new_tok"]])
+    return {"seconds": time.perf_counter() - start, "ids": ids}
+
+
+def batch(model: Any, prompts: list[list[int]], new_tok: int) -> list[list[int]]:
     config = transformers.GenerationConfig(
         max_new_tokens=new_tok,
         min_new_tokens=new_tok,
@@ -49,12 +64,12 @@ def sample(model: Any, prompts: list[list[int]], new_tok: int) -> dict[str, Any]
         eos_token_id=None,
         pad_token_id=0,
     )
-    ids = torch.tensor(prompts)
-    start = time.perf_counter()
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     with torch.inference_mode():
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    seconds = time.perf_counter() - start
-    return {"seconds": seconds, "ids": out[:, ids.shape[1] :].tolist()}
+        out = model.generate(ids, attention_mask=seen, generation_config=config)
+    return [row.tolist() for row in out[:, longest:]]
 
 
 if __name__ == "__main__":

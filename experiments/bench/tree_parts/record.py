@@ -4,7 +4,8 @@
 
 NAME: of the file in tests/data/recorded_trees; PROGRAM: the harness program with its version; HOW:
 when and how it was recorded; OTHER_CALLS_LOG: an episode of another task; CALLS_LOG: the logs of
-the group's rollouts, whose episodes are taken in order (`play` makes such logs).
+the group's rollouts, whose episodes are taken in order (`play` makes such logs). FILE@PREFIX stands
+for the episodes of a log whose id starts so: "RUN/calls.log@train-s0003-g000" is a group of a run.
 Invariant: the trees of what was written are those of what was recorded, or nothing is written.
 """
 
@@ -33,12 +34,14 @@ def form_of(rollouts: Sequence[Calls], r: int, c: int) -> CallForm:
     call, calls = rollouts[r][c], rollouts[r]
     place = {earlier.call_id: i for i, earlier in enumerate(calls[:c])}
     best: tuple[int, int, int] | None = None
+    rank = (False, 0)  # behind its own sampled tokens another rollout's are never its own
     assert not any(span.offset for span in call.spans), "expected turns put in from their start"
     for number, earlier in enumerate(rollouts[: r + 1]):
         for i, other in enumerate(earlier[:c] if number == r else earlier):
-            same = common_prefix(whole(other), call.prompt_ids)
-            if same and (best is None or same >= best[2]):  # the latest of equals: its own
-                best = number, i, int(same)
+            same = int(common_prefix(whole(other), call.prompt_ids))
+            found = (number == r and same > other.prompt_tok, same)
+            if same and found >= rank:  # the latest of equals: its own
+                best, rank = (number, i, same), found
     return CallForm(
         role=str(call.role),
         prompt=call.prompt_tok,
@@ -72,9 +75,14 @@ def check(group: Group, rollouts: Sequence[Calls]) -> None:
     ).all()
 
 
+def episodes_of(log: str) -> list[Calls]:
+    file, _, prefix = log.partition("@")
+    return [calls for name, calls in read_episodes(Path(file)) if name.startswith(prefix)]
+
+
 def main(name: str, program: str, how: str, other: str, *logs: str) -> None:
-    rollouts = [calls for log in logs for _, calls in read_episodes(Path(log))]
-    (_, others), *_ = read_episodes(Path(other))
+    rollouts = [calls for log in logs for calls in episodes_of(log)]
+    others, *_ = episodes_of(other)
     group = Group(
         program=program,
         protocol=rollouts[0][0].protocol,

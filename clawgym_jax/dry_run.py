@@ -151,13 +151,16 @@ def plan(config: ExperimentConfig, devices: Sequence[Any], host_devices: Sequenc
         tokens * config.model.micro_rows,
         config.batch.pack.train_tok * config.model.micro_rows,
         int((end - np.arange(row)).sum()) * config.model.micro_rows,
-    ).total / len(devices)
+    )
+    ideal_flops = _ideal(_POLICY, forward.total / len(devices))
+    if learner.critic is not None:
+        ideal_flops |= _ideal(_CRITIC, forward.trunk / len(devices))
     return Plan(
         chips=len(devices),
         mesh=parallel.size,
         load=f"rows of {row} tokens, {tokens} used: {layout.describe()}; an even router",
         programs=programs,
-        ideal_flops={"old_logprobs": forward, "accumulate": ideal.BACKWARD * forward},
+        ideal_flops=ideal_flops,
         shares={"tree_attention": attention_share, "gmm": gmm_run},
         gmm_share=gmm_share,
         blocks=blocks,
@@ -186,6 +189,11 @@ def _training(
         name: Program(lambda of=of: lower()[of], devices)  # type: ignore[misc]
         for of, name in names.items()
     }
+
+
+def _ideal(names: Mapping[str, str], forward: float) -> dict[str, float]:
+    """Of a model's programs that run through it; forward: FLOPs of one chip in one pass."""
+    return {names["score"]: forward, names["accumulate"]: ideal.BACKWARD * forward}
 
 
 def _serving(

@@ -7,6 +7,7 @@ Invariant: everything opened here is closed by `Assembly.close`, in reverse orde
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,6 @@ from clawgym_jax.serving.metrics import Measured, UsageMeter
 from clawgym_jax.serving.native_driver import NativeDriver
 from clawgym_jax.tasks.clawgym import load_tasks
 from clawgym_jax.tasks.toy import toy_tasks
-from clawgym_jax.train import mesh
 from clawgym_jax.train.critic import trunk_config
 from clawgym_jax.train.learner import Learner
 from clawgym_jax.train.loop import Loop, Parts
@@ -101,7 +101,7 @@ class Assembly:
     def _build(self, config: ExperimentConfig, from_calls: Path | None) -> None:
         served = open_engine(config, self._stack)
         self.model_path, self.codec = served.path, served.codec
-        self.model, self.driver, params = served.model, served.driver, served.params
+        self.model, self.driver = served.model, served.driver
         source: LiveEpisodes | RecordedEpisodes
         if from_calls is None:
             source = self._live()
@@ -112,7 +112,7 @@ class Assembly:
                 )
             source = RecordedEpisodes(EpisodeStore(from_calls))
         self.loop = Loop(
-            self._parts(params, source, heldout=from_calls is None),
+            self._parts(served, source, heldout=from_calls is None),
             self.folder,
             config.loop,
             config.cold_start,
@@ -139,13 +139,15 @@ class Assembly:
         self._stack.enter_context(host)
         return LiveEpisodes(host, store, UsageMeter(self.driver, self.config.engine.slots))
 
-    def _parts(self, params: Any, source: LiveEpisodes | RecordedEpisodes, heldout: bool) -> Parts:
+    def _parts(
+        self, served: Served, source: LiveEpisodes | RecordedEpisodes, heldout: bool
+    ) -> Parts:
         config = self.config
         parallel = Parallel.make(config.mesh)
         graphdef, shapes = qwen3.abstract(self.model, config.model.remat, parallel)
         if parallel is not None:
             sharding.check(self.model, shapes, parallel.mesh)
-            params = mesh.place(parallel, params)
+            shapes = sharding.shaped(shapes, parallel.mesh)
         cold_optimizer = make_optimizer(config.cold_start.optim)
         rows, row_tok = config.model.micro_rows, config.batch.pack.row_tok
         cold_loss = LossConfig(
@@ -159,7 +161,8 @@ class Assembly:
             cold_programs=TrainStep(graphdef, cold_optimizer, cold_loss, rows, parallel, row_tok),
             cold_optimizer=cold_optimizer,
             learner=make_learner(config, self.model, graphdef, parallel),
-            base_params=params,
+            base=functools.partial(served.params, None if parallel is None else shapes),
+            shapes=shapes,
             demo_tasks=demo_tasks(config),
             train_tasks=train_tasks(config),
             heldout_tasks=heldout_tasks(config) if heldout else [],
@@ -214,22 +217,26 @@ class Served:
     path: Path
     codec: ChatCodec
     model: Qwen3Config
-    params: Any
     driver: Driver
+
+    def params(self, targets: Any = None) -> Any:
+        """The weights, read anew. targets: those of `hf_weights.read`."""
+        return hf_weights.read(self.path, self.model, targets)[2]
 
 
 def open_engine(config: ExperimentConfig, stack: contextlib.ExitStack) -> Served:
-    """Reads a model and puts an engine under it; `stack` closes it."""
+    """Puts an engine under a model; `stack` closes it. Raises ModelError for wrong files."""
     path = model_folder(config.model.path)
     options = {} if config.model.thinking else {"enable_thinking": False}
     codec = ChatCodec.from_folder(path, options)
-    model, graphdef, params = hf_weights.read(path, model_config(path, config.model))
+    model = model_config(path, config.model)
+    hf_weights.check(path, model)
     if config.driver == "jetstream_process":
         process = JetStreamProcess(path, model, config.engine, config.serving_mesh)
-        return Served(path, codec, model, params, stack.enter_context(process))
+        return Served(path, codec, model, stack.enter_context(process))
     serving = ServingParallel.make(config.serving_mesh)
+    graphdef, shapes = qwen3.abstract(model, parallel=serving)
     if serving is not None:
-        graphdef, shapes = qwen3.abstract(model, parallel=serving)
         sharding.check(model, shapes, serving.mesh, sharding.SERVING)
     engine = Engine(graphdef, model, config.engine, serving)
     driver: NativeDriver | JetStreamDriver
@@ -237,7 +244,7 @@ def open_engine(config: ExperimentConfig, stack: contextlib.ExitStack) -> Served
         driver = stack.enter_context(JetStreamDriver(engine, codec.decode))
     else:
         driver = stack.enter_context(NativeDriver(engine, codec.decode))
-    return Served(path, codec, model, params, driver)
+    return Served(path, codec, model, driver)
 
 
 def model_folder(path: str) -> Path:

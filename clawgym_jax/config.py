@@ -194,16 +194,22 @@ def load_experiment(path: Path, scale: str = TINY) -> ExperimentConfig:
 
 
 def override(config: ExperimentConfig, settings: Sequence[str]) -> ExperimentConfig:
-    """Applies "path.to.field=value" settings in order."""
+    """Applies "path.to.field=value" settings, of one field the last.
+
+    All settings of a dataclass are applied at once, so that it checks how its fields agree when
+    none is half changed: the order of settings does not matter.
+    """
+    changes: dict[str, Any] = {}
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals:
             raise ConfigError(f"--override={setting}: expected path.to.field=value")
-        config = _replaced(config, path.split("."), text, path)
-    return config
+        _note(changes, config, path.split("."), text, path)
+    return _replaced(config, changes)  # type: ignore[no-any-return]
 
 
-def _replaced(node: Any, path: list[str], text: str, whole: str) -> Any:
+def _note(changes: dict[str, Any], node: Any, path: list[str], text: str, whole: str) -> None:
+    """Writes one setting into `changes`: field -> value, or the changes of the dataclass there."""
     names = [f.name for f in dataclasses.fields(node)]
     if path[0] not in names:
         near = difflib.get_close_matches(whole, _all_paths(node), n=1, cutoff=0.0)
@@ -216,12 +222,22 @@ def _replaced(node: Any, path: list[str], text: str, whole: str) -> Any:
     if len(path) > 1:
         if not dataclasses.is_dataclass(old):
             raise ConfigError(f"--override={whole}: {path[0]!r} is a value, it has no fields")
-        return dataclasses.replace(node, **{path[0]: _replaced(old, path[1:], text, whole)})
+        _note(changes.setdefault(path[0], {}), old, path[1:], text, whole)
+        return
     if dataclasses.is_dataclass(old):
         inner = [f.name for f in dataclasses.fields(old)]
         raise ConfigError(f"--override={whole}: name a field of it: {', '.join(inner)}")
     expected = typing.get_type_hints(type(node))[path[0]]
-    return dataclasses.replace(node, **{path[0]: _parse(text, expected, whole)})
+    changes[path[0]] = _parse(text, expected, whole)
+
+
+def _replaced(node: Any, changes: dict[str, Any]) -> Any:
+    """`node` with its changes, from the innermost dataclass outwards, each made once."""
+    new = {}
+    for name, change in changes.items():
+        old = getattr(node, name)
+        new[name] = _replaced(old, change) if dataclasses.is_dataclass(old) else change
+    return dataclasses.replace(node, **new)
 
 
 def _parse(text: str, expected: Any, whole: str) -> Any:

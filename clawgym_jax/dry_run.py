@@ -33,10 +33,8 @@ from clawgym_jax.model.parallel_serving import ServingParallel
 from clawgym_jax.model.tree_attention_tpu import Tiling
 from clawgym_jax.serving.attention import BLOCK
 from clawgym_jax.serving.engine import Engine
-from clawgym_jax.train.critic import init_critic
-from clawgym_jax.train.learner import Learner
 from clawgym_jax.train.machine import Step
-from clawgym_jax.train.state import TrainState, init_state
+from clawgym_jax.train.state import TrainState
 
 _POLICY = {"score": "old_logprobs", "accumulate": "accumulate", "apply": "apply"}
 _CRITIC = {"score": "values", "accumulate": "value_accumulate", "apply": "value_apply"}
@@ -131,13 +129,14 @@ def plan(config: ExperimentConfig, devices: Sequence[Any], host_devices: Sequenc
     graphdef, shapes = qwen3.abstract(model, config.model.remat, parallel)
     sharding.check(model, shapes, parallel.mesh)
     learner = make_learner(config, model, graphdef, parallel)
-    states = _states(learner, shapes, parallel)
+    state = learner.shapes(shapes)
     batch = batch_shapes(config, parallel)
-    programs = _training(learner.policy, states[0], batch, _POLICY, len(devices))
-    params_bytes = {"accumulate": _bytes_of(states[0].params)}
+    programs = _training(learner.policy, state.policy, batch, _POLICY, len(devices))
+    params_bytes = {"accumulate": _bytes_of(state.policy.params)}
     if learner.critic is not None:
-        programs |= _training(learner.critic, states[1], batch, _CRITIC, len(devices))
-        params_bytes["value_accumulate"] = _bytes_of(states[1].params)
+        value = learner.value_state(state)
+        programs |= _training(learner.critic, value, batch, _CRITIC, len(devices))
+        params_bytes["value_accumulate"] = _bytes_of(value.params)
     serving, decode_bytes = _serving(config, model, host_devices)
     programs |= serving
     row = config.batch.pack.row_tok
@@ -151,30 +150,23 @@ def plan(config: ExperimentConfig, devices: Sequence[Any], host_devices: Sequenc
         tokens * config.model.micro_rows,
         config.batch.pack.train_tok * config.model.micro_rows,
         int((end - np.arange(row)).sum()) * config.model.micro_rows,
-    ).total / len(devices)
+    )
+    ideal_flops = _ideal(_POLICY, forward.total / len(devices))
+    if learner.critic is not None:
+        ideal_flops |= _ideal(_CRITIC, forward.trunk / len(devices))
     return Plan(
         chips=len(devices),
         mesh=parallel.size,
         load=f"rows of {row} tokens, {tokens} used: {layout.describe()}; an even router",
         programs=programs,
-        ideal_flops={"old_logprobs": forward, "accumulate": ideal.BACKWARD * forward},
+        ideal_flops=ideal_flops,
         shares={"tree_attention": attention_share, "gmm": gmm_run},
         gmm_share=gmm_share,
         blocks=blocks,
-        state_bytes=_bytes_of(states),
+        state_bytes=_bytes_of(state),
         params_bytes=params_bytes,
         decode_bytes=decode_bytes,
     )
-
-
-def _states(learner: Learner, shapes: Any, parallel: Parallel) -> list[TrainState]:
-    """Of the policy and, with PPO, the value model: shapes that know their sharding."""
-    states = [jax.eval_shape(lambda params: init_state(params, learner.optimizer), shapes)]
-    if learner.critic is not None and learner.critic_optimizer is not None:
-        optimizer = learner.critic_optimizer
-        start = jax.eval_shape(functools.partial(init_critic, learner.model), shapes)
-        states.append(jax.eval_shape(lambda params: init_state(params, optimizer), start))
-    return [sharding.shaped(state, parallel.mesh) for state in states]
 
 
 def _training(
@@ -186,6 +178,11 @@ def _training(
         name: Program(lambda of=of: lower()[of], devices)  # type: ignore[misc]
         for of, name in names.items()
     }
+
+
+def _ideal(names: Mapping[str, str], forward: float) -> dict[str, float]:
+    """Of a model's programs that run through it; forward: FLOPs of one chip in one pass."""
+    return {names["score"]: forward, names["accumulate"]: ideal.BACKWARD * forward}
 
 
 def _serving(

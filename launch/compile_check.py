@@ -128,7 +128,7 @@ def conclude(
         for phase, p in together.items()
         if p
     ]
-    for name in ("accumulate",):
+    for name in ("accumulate", "value_accumulate"):
         if name in found:
             ratio = found[name].flops / plan.ideal_flops[name]
             goals.append(goal(f"{name}: FLOPs / ideal", ratio, GOAL_FLOPS))

@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
         (workdir / "config.json").write_text(json.dumps(to_dict(config), indent=1) + "\n")
         print(f"reading {config.model.path}", flush=True)
         served = open_engine(config, stack)
-        served.driver.publish(served.params, 1)
+        served.driver.publish(served.params(), 1)
         if METRICS_PORT.value is not None:
             where = METRICS_PORT.value, METRICS_HOST.value
             metrics = MetricsEndpoint(served.driver, config.engine.slots, *where)

@@ -112,6 +112,32 @@ def test_the_paper_model_trains_and_serves_on_a_v5p_64() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+def test_the_paper_model_trains_with_a_value_model_on_a_v5p_64() -> None:
+    """PPO: two models of 30B and their moments, beside the serving copy; minutes on two cores."""
+    done = subprocess.run(
+        [
+            sys.executable, "launch/compile_check.py", "--experiment=experiments/mix_ppo.py",
+            "--override=scale=paper", "--topology=v5p:4x4x4",
+            "--programs=accumulate,value_accumulate,decode",
+        ],
+        cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+        timeout=3000, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["experiment"] == "mix_ppo_paper" and len(found["resident_bytes"]["training"]) == 3
+    goals = {goal["name"]: goal["ok"] for goal in found["goals"]}
+    for name in ("accumulate", "value_accumulate"):
+        program = found["programs"][name]
+        assert program["peak_bytes"] < found["hbm_bytes"]
+        assert program["flops"] >= program["ideal_flops"], "counted too low"
+        assert goals[f"{name}: FLOPs / ideal"]
+    assert goals["training: resident on a chip / its memory"]
+    assert all(goals.values()), found["goals"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_paper_model_is_served_by_a_v6e_host_of_its_own() -> None:
     """Four chips of 32 GiB hold the 30B copy and 320K tokens of keys and values."""
     smaller = (

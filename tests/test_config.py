@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clawgym_jax.config import ExperimentConfig, configure, load_experiment, override, to_dict
 from clawgym_jax.core.errors import ConfigError
@@ -58,6 +61,50 @@ def test_an_override_sets_its_field(setting: str, path: tuple[str, ...], value: 
 def test_a_wrong_override_says_what_was_expected(setting: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         override(BASE, [setting])
+
+
+# Fields that have to agree. One setting after the other, the first of each pair alone is refused.
+AGREEING = [
+    (["batch.pack.shorter=8192", "batch.pack.row_tok=16384"], "pack.shorter: expected"),
+    (["batch.correction.low=3", "batch.correction.cap=5"], "expected 0 <= low < cap"),
+    (["batch.correction.cap=0.4", "batch.correction.low=0.2"], "expected 0 <= low < cap"),
+    (["engine.window_tok=256", "engine.prefill_chunks=32,128"], "at most window_tok=256"),
+    (
+        ["engine.slots=3", "engine.room_slots=2,1", "engine.room_tok=256,1024"],
+        "with as many room_slots",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), AGREEING)
+def test_fields_that_have_to_agree_are_set_in_any_order(settings: list[str], said: str) -> None:
+    everyone = [override(BASE, order) for order in itertools.permutations(settings)]
+    assert all(found == everyone[0] != BASE for found in everyone)
+    with pytest.raises(ConfigError, match=said):  # what they come to is still checked
+        override(BASE, settings[:2] if len(settings) > 2 else settings[:1])
+
+
+@given(st.permutations([s for settings, _ in AGREEING[:2] + AGREEING[3:4] for s in settings]))
+def test_settings_of_several_dataclasses_in_any_order(settings: list[str]) -> None:
+    found = override(BASE, ["seed=7", *settings])
+    assert found.seed == 7
+    assert (found.batch.pack.shorter, found.batch.pack.row_tok) == ((8192,), 16384)
+    assert (found.batch.correction.low, found.batch.correction.cap) == (3.0, 5.0)
+    assert (found.engine.window_tok, found.engine.prefill_chunks) == (256, (32, 128))
+    untouched = override(found, [
+        "seed=0", "batch.pack.shorter=", "batch.pack.row_tok=2048", "batch.correction.low=0.5",
+        "batch.correction.cap=2", "engine.window_tok=1024", "engine.prefill_chunks=32,128,512",
+    ])  # fmt: skip
+    assert untouched == BASE
+
+
+def test_of_one_field_the_last_setting_counts() -> None:
+    assert override(BASE, ["loop.steps=5", "loop.steps=0", "loop.steps=7"]).loop.steps == 7
+    slots = configure(
+        EXPERIMENTS[0].parent / "mix_grpo.py",
+        ["scale=paper", "engine.slots=13", "engine.room_slots=8,4,1"],
+    ).engine.slots
+    assert slots == 13
 
 
 def test_a_missing_experiment_names_those_there_are(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def _minibatch(
     for rows in _packed(selections, config):
         weight = at_rollouts(rows, per_rollout)
         if config.weighting == PATH_SUM:
-            weight = weight * at_calls(rows, _leaves(rows, rollouts))
+            weight = weight * at_calls(rows, _paths(rows, rollouts))
         own = at_rollouts(rows, advantage) * auxiliary(rows, config.auxiliary_weight)
         routes = routes_of(rows, shape) if shape else None
         parts.append(Part(rows, fill(rows, weight, own, routes), rollouts))
@@ -193,9 +193,9 @@ def _rollout_weights(sizes: np.ndarray, weighting: str) -> np.ndarray:
     return np.full_like(sizes, 1.0 / max(len(sizes), 1))
 
 
-def _leaves(rows: PackedRows, rollouts: Sequence[RolloutCalls]) -> np.ndarray:
-    """How many leaf calls are at or below each call of `rows.calls`. f32[calls]"""
-    count = {c: n for r in rollouts for c, n in zip(r.call_ids, r.leaves, strict=True)}
+def _paths(rows: PackedRows, rollouts: Sequence[RolloutCalls]) -> np.ndarray:
+    """How many paths of the token tree run through each call of `rows.calls`. f32[calls]"""
+    count = {c: n for r in rollouts for c, n in zip(r.call_ids, r.paths, strict=True)}
     return np.array([count[call.call_id] for call in rows.calls], np.float32)
 
 

@@ -102,7 +102,7 @@ def _estimate(
             raise LedgerError(f"no value for calls {lost[:3]}: expected all parts of a minibatch")
         a, r = tree_gae(
             [of_call[c] for c in rollout.call_ids],
-            rollout.parents, rollout.leaves, rollout.reward, config.gamma, config.lam,
+            rollout.before, rollout.ends, rollout.reward, config.gamma, config.lam,
         )  # fmt: skip
         advantage |= dict(zip(rollout.call_ids, a, strict=True))
         returns |= dict(zip(rollout.call_ids, r, strict=True))

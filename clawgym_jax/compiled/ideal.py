@@ -27,6 +27,11 @@ class Forward:
     def total(self) -> int:
         return self.layers + self.head + self.attention
 
+    @property
+    def trunk(self) -> int:
+        """Without the output head: the value model's, whose own head is a vector (not counted)."""
+        return self.layers + self.attention
+
 
 def forward_flops(model: Qwen3Config, tokens: int, scored_tok: int, live_pairs: int) -> Forward:
     """tokens: unique ones; scored_tok: with a log-prob; live_pairs: (query, key) seen, all rows."""

@@ -1,13 +1,16 @@
-"""Generalised advantage estimation on a rollout's tree of calls, in float64 on the host.
+"""Generalised advantage estimation over a rollout's calls, in float64 on the host.
 
     delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}
 
-Time steps are sampled tokens; environment tokens between two calls are none. The reward arrives
-after the last token of each leaf call. Behind a call that several calls extend, V_{t+1} and A_{t+1}
-are means over those calls, weighted by the leaves below each (mean backup), so every token has one
-advantage whatever the number of paths through it.
-Not here: which calls extend which (`batch.call_tree`), values themselves, whitening.
-Invariant: gamma = lambda = 1 gives A = R - V and returns R exactly, on any tree.
+Time steps are sampled tokens; environment tokens between two calls are none, and neither is a
+change to what the model is shown: time goes on from a call to the calls that extend it or present
+its turn again behind changed context. The reward arrives after the last token of each call that
+nothing goes on from. Behind a call that several calls go on from, V_{t+1} and A_{t+1} are means
+over those, weighted by the ends that each leads to (mean backup), so every token has one advantage
+whatever the number of ways through it. A call may go on from several (merged turns): each of them
+backs up from it.
+Not here: which calls go on from which (`batch.call_tree`), values themselves, whitening.
+Invariant: gamma = lambda = 1 gives A = R - V and returns R exactly, in any order of calls.
 Source: Schulman et al. 2016, equation 16; ClawGym II trains PPO with gamma = lambda = 1, the
 backup at branches is ours.
 """
@@ -18,13 +21,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-NO_PARENT = -1
-
 
 def tree_gae(
     values: Sequence[np.ndarray],
-    parents: Sequence[int],
-    leaves: Sequence[int],
+    before: Sequence[Sequence[int]],
+    ends: Sequence[int],
     reward: float,
     gamma: float = 1.0,
     lam: float = 1.0,
@@ -32,29 +33,31 @@ def tree_gae(
     """-> (advantages, returns), f64[C] of each call; returns are the value targets A + V.
 
     values: f[C] per call, V of the state before each sampled token; C > 0.
-    parents: the call that each call's prompt runs through last, NO_PARENT at roots; an earlier one.
-    leaves: how many leaf calls are at or below each call.
+    before: the calls that each call goes on from, all earlier ones; none where it starts anew.
+    ends: how many calls that nothing goes on from are at or after each call.
+
+    Three calls of one token, V = a, b, c, each presenting the turns before it again behind changed
+    context: before = [[], [0], [1]], ends = [1, 1, 1], and the advantages are those of the chain,
+    A_2 = R - c, A_1 = gamma c - b + gamma lambda A_2, A_0 = gamma b - a + gamma lambda A_1.
     """
-    _check(values, parents, leaves)
+    _check(values, before, ends)
     states = [np.asarray(v, np.float64) for v in values]
     if gamma == 1.0 and lam == 1.0:
         return [reward - v for v in states], [np.full(len(v), reward, np.float64) for v in states]
+    total = np.zeros(len(states))  # of the ends of the calls that go on from each
+    for c, calls in enumerate(before):
+        for b in calls:
+            total[b] += ends[c]
     advantages: list[np.ndarray] = [np.zeros(0)] * len(states)
     next_value, next_advantage = np.zeros(len(states)), np.zeros(len(states))  # behind each call
-    for c in range(len(states) - 1, -1, -1):  # children come after their parents
-        leaf = c not in parents
-        own = _backward(
-            states[c],
-            reward if leaf else gamma * next_value[c],
-            0.0 if leaf else next_advantage[c],
-            gamma,
-            gamma * lam,
-        )
+    for c in range(len(states) - 1, -1, -1):  # what goes on from a call comes after it
+        goes_on = total[c] > 0
+        target = gamma * next_value[c] if goes_on else reward
+        own = _backward(states[c], target, next_advantage[c], gamma, gamma * lam)
         advantages[c] = own
-        if parents[c] != NO_PARENT:
-            below = sum(n for n, p in zip(leaves, parents, strict=True) if p == parents[c])
-            next_value[parents[c]] += leaves[c] / below * states[c][0]
-            next_advantage[parents[c]] += leaves[c] / below * own[0]
+        for b in before[c]:
+            next_value[b] += ends[c] / total[b] * states[c][0]
+            next_advantage[b] += ends[c] / total[b] * own[0]
     return advantages, [a + v for a, v in zip(advantages, states, strict=True)]
 
 
@@ -70,16 +73,18 @@ def _backward(
     return out
 
 
-def _check(values: Sequence[np.ndarray], parents: Sequence[int], leaves: Sequence[int]) -> None:
-    if not len(values) == len(parents) == len(leaves):
+def _check(
+    values: Sequence[np.ndarray], before: Sequence[Sequence[int]], ends: Sequence[int]
+) -> None:
+    if not len(values) == len(before) == len(ends):
         raise ValueError(
-            f"expected values, a parent and a leaf count per call, got {len(values)}, "
-            f"{len(parents)}, {len(leaves)}"
+            "expected values, the calls before and a count of ends per call, got "
+            f"{len(values)}, {len(before)}, {len(ends)}"
         )
-    for c, (v, parent) in enumerate(zip(values, parents, strict=True)):
-        if not NO_PARENT <= parent < c:
-            raise ValueError(
-                f"call {c}: expected an earlier call or {NO_PARENT} as parent, got {parent}"
-            )
+    for c, (v, calls) in enumerate(zip(values, before, strict=True)):
+        if not all(0 <= b < c for b in calls) or len(set(calls)) < len(calls):
+            raise ValueError(f"call {c}: expected different earlier calls before it, got {calls}")
+        if ends[c] < 1:
+            raise ValueError(f"call {c}: expected at least one end at or after it, got {ends[c]}")
         if np.ndim(v) != 1 or not len(v):
             raise ValueError(f"call {c}: expected values f[C] with C > 0, got shape {np.shape(v)}")

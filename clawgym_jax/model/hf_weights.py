@@ -31,7 +31,7 @@ from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.hf_config import read_config as read_config
 from clawgym_jax.model.safetensors_stream import CONFIG, INDEX, WEIGHTS
 
-__all__ = ["CONFIG", "INDEX", "WEIGHTS", "read", "read_config", "write"]
+__all__ = ["CONFIG", "INDEX", "WEIGHTS", "check", "read", "read_config", "write"]
 
 MAX_SHARD_BYTES = 5 * 10**9
 _ALIGNMENT_BYTES = 64  # an aligned array becomes a CPU device's buffer without a copy
@@ -67,12 +67,18 @@ def read(
     graphdef, params = qwen3.abstract(config)
     stacks = hf_names.stacks(config)
     wanted = _targets(params, targets)
+    check(folder, config)
     with safetensors_stream.Reader(folder) as tensors:
-        shapes = {name: spec.shape for name, spec in tensors.specs.items()}
-        hf_names.check(shapes, config, str(folder))
         for (path, variable), target in zip(nnx.to_flat_state(params), wanted, strict=True):
             variable.set_value(_load(tensors, stacks[path], target))
     return config, graphdef, params
+
+
+def check(folder: pathlib.Path | str, config: Qwen3Config) -> None:
+    """Raises ModelError unless a folder has the tensors of `config`; reads the files' headers."""
+    with safetensors_stream.Reader(pathlib.Path(folder)) as tensors:
+        shapes = {name: spec.shape for name, spec in tensors.specs.items()}
+    hf_names.check(shapes, config, str(folder))
 
 
 def write(

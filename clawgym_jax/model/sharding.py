@@ -98,8 +98,10 @@ def _mesh(sizes: Mapping[str, int], devices: Sequence[Any] | None) -> Mesh:
 
 
 def spec(axes: Sequence[str], rules: Rules) -> PartitionSpec:
-    """The PartitionSpec of an array with these logical axes."""
+    """The PartitionSpec of an array with these logical axes; whole, it is what jit writes: P()."""
     parts = [rules.get(axis, ()) for axis in axes]
+    if not any(parts):
+        return PartitionSpec()
     return PartitionSpec(*(p[0] if len(p) == 1 else (p or None) for p in parts))
 
 

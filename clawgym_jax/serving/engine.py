@@ -53,7 +53,6 @@ class Engine:
         forms: those of programs.TPU move less on a TPU, those of programs.PLAIN are faster on a
         CPU; None: by platform.
         """
-        config.check()
         self.routing = config.routing and model.num_experts > 0
         if self.routing and model.num_experts > UNKNOWN_EXPERT:
             raise ConfigError(

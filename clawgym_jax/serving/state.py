@@ -47,8 +47,7 @@ class EngineConfig:
     routing: bool = False  # completions carry the experts of every token
     swap_policy: SwapPolicy = "drain"  # of requests in flight: see rounds
 
-    def check(self) -> None:
-        """Raises ConfigError. Not when it is made: overrides change one field after another."""
+    def __post_init__(self) -> None:
         sizes = self.slots, self.prefill_batch, self.window_tok, self.page_tok
         if min(*sizes, self.prefill_budget_tok) < 1:
             raise ConfigError(

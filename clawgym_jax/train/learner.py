@@ -6,9 +6,11 @@ Invariant: with PPO there is a value model, without it there is none.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import optax
 
 from clawgym_jax.batch.config import PPO, BatchConfig
@@ -16,7 +18,7 @@ from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.parallel import Parallel
 from clawgym_jax.train.critic import CriticConfig, init_critic
-from clawgym_jax.train.state import RunState, TrainState, init_state
+from clawgym_jax.train.state import RunState, TrainState, init_state, state_shapes
 from clawgym_jax.train.step import TrainStep, ValueStep
 
 PERMUTED = "permuted"
@@ -77,6 +79,14 @@ class Learner:
             return RunState(policy)
         start = init_critic(self.model, params)
         return RunState(policy, init_state(start, self.critic_optimizer, self.parallel))
+
+    def shapes(self, params: Any) -> RunState:
+        """What `begin` gives, as shapes that know their sharding. params: arrays or shapes."""
+        policy = state_shapes(params, self.optimizer, self.parallel)
+        if self.critic is None or self.critic_optimizer is None:
+            return RunState(policy)
+        start = jax.eval_shape(functools.partial(init_critic, self.model), params)
+        return RunState(policy, state_shapes(start, self.critic_optimizer, self.parallel))
 
     def value_state(self, state: RunState) -> TrainState:
         assert state.value is not None, "PPO without a value model"

@@ -17,25 +17,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
 from clawgym_jax.core.errors import ClawgymError, ConfigError, RecordError
 from clawgym_jax.core.interfaces import Harness, Sampler, Task, WeightSink
 from clawgym_jax.core.types import Episode, SamplingParams
 from clawgym_jax.rollout.episode import Instance
 from clawgym_jax.rollout.group import plan_each, plan_step
-from clawgym_jax.train.checkpoint import Checkpoints
 from clawgym_jax.train.learner import Learner, ReinforceConfig
 from clawgym_jax.train.metrics import MetricsWriter
 from clawgym_jax.train.progress import Display, scores_line, step_line
 from clawgym_jax.train.reinforce import reinforce
 from clawgym_jax.train.run_folder import RunFolder
+from clawgym_jax.train.run_states import COLD, TRAIN, RunStates
 from clawgym_jax.train.sft import ColdStartConfig, train_supervised
 from clawgym_jax.train.sources import EpisodeSource
 from clawgym_jax.train.state import RunState, TrainState, init_state
 from clawgym_jax.train.step import TrainStep
 
-DEMO, TRAIN = "demo", "train"
+DEMO = "demo"
 BASE_VERSION, COLD_VERSION = 1, 2  # of the weights; step k is rolled out by COLD_VERSION + k
 OUT_OF_BUSINESS = 0.5  # share of failed episodes in a step at which the run stops with an error
 
@@ -71,7 +69,8 @@ class Parts:
     cold_programs: TrainStep
     cold_optimizer: Any
     learner: Learner
-    base_params: Any
+    base: Callable[[], Any]  # reads the parameters to start from, placed on the training mesh
+    shapes: Any  # theirs, with shardings on a mesh
     demo_tasks: Sequence[Task]
     train_tasks: Sequence[Task]
     heldout_tasks: Sequence[Task]
@@ -99,7 +98,9 @@ class Loop:
         self._seed = seed
         self._heldout = SamplingParams(temperature=heldout_temperature)
         self._display = display
-        self._checkpoints = Checkpoints(folder.path / "checkpoints")
+        self._states = RunStates(
+            folder.path, parts.learner, parts.cold_optimizer, cold.updates, parts.shapes
+        )
         self._reference: Any = None  # parameters that a KL penalty pulls towards
         self._metrics = MetricsWriter(folder.path)
 
@@ -123,25 +124,20 @@ class Loop:
         return max(now, int(self._folder.progress.get("peak_memory_bytes", 0)))
 
     def _stages(self) -> RunState:
-        state, cursor = self._start()
-        if cursor["stage"] == "cold":
-            policy = self._cold_start(state.policy, cursor["done"])
-            state = self._parts.learner.begin(policy.params)
-            self._save_reference(state)
-            self._save(state, "train", 0)
-            cursor = {"stage": "train", "done": 0}
-        self._find_reference(state)
-        self._publish(state.policy.params, self._version(cursor["done"]))
+        state, done = self._resumed(TRAIN, self._states.training()) or self._begin()
+        if self._parts.learner.wants_reference:
+            self._reference = self._states.reference()
+        self._publish(state.policy.params, self._version(done))
         self._evaluate("before")
-        for step in range(cursor["done"], self._all_steps):
+        for step in range(done, self._all_steps):
             state = self._step(state, step)
         self._evaluate("after")
-        self._checkpoints.wait()
+        self._states.wait()
         return state
 
     def close(self) -> None:
         """Keeps what was saved; may be called after an interrupt."""
-        self._checkpoints.close()
+        self._states.close()
         self._metrics.close()
 
     # --- where the run stands ------------------------------------------------------------------
@@ -155,47 +151,26 @@ class Loop:
         """Of the weights after so many steps."""
         return COLD_VERSION + max(0, done - self._parts.learner.pretrain_steps)
 
-    def _start(self) -> tuple[RunState, dict[str, Any]]:
-        """The latest checkpoint and its cursor, or the base model."""
-        latest = self._checkpoints.latest()
-        learner, base = self._parts.learner, self._parts.base_params
-        if latest is not None and latest >= self._cold.updates:
-            state = learner.begin(base)
-        else:
-            state = RunState(init_state(base, self._parts.cold_optimizer, learner.parallel))
-        if latest is None:
-            return state, {"stage": "cold", "done": 0}
-        state, cursor = self._checkpoints.restore(state)
-        state = jax.tree.map(jax.numpy.asarray, state)
-        self._display.say(f"resuming from {cursor['stage']} update {cursor['done']}")
-        return state, cursor
+    def _begin(self) -> tuple[RunState, int]:
+        """The state before the first step, saved. What the cold start had beside it is gone."""
+        state = self._parts.learner.begin(self._cold_start())
+        if self._parts.learner.wants_reference:
+            self._states.save_reference(state.policy.params)
+        self._states.save(state, TRAIN, 0)
+        return state, 0
+
+    def _resumed(self, stage: str, found: tuple[Any, int] | None) -> tuple[Any, int] | None:
+        if found is not None:
+            self._display.say(f"resuming from {stage} update {found[1]}")
+        return found
 
     def _finished(self) -> RunState:
         """The last state, and no other: who asks writes it over the run's model."""
-        state, cursor = self._start()
-        if (cursor["stage"], cursor["done"]) != ("train", self._all_steps):
+        found = self._states.training()
+        if found is None or found[1] != self._all_steps:
             gone = f"this run is finished, but the checkpoint of step {self._all_steps} is gone"
             raise RecordError(f"{self._folder.path}: {gone}; model/ and report stay as they are")
-        return state
-
-    def _save_reference(self, state: RunState) -> None:
-        """The policy before its first step, for a KL penalty; written once."""
-        if self._parts.learner.wants_reference:
-            kept = Checkpoints(self._folder.path / "reference")
-            if kept.latest() is None:
-                kept.save(0, state.policy.params, {})
-            kept.close()
-
-    def _find_reference(self, state: RunState) -> None:
-        if self._parts.learner.wants_reference:
-            kept = Checkpoints(self._folder.path / "reference")
-            found, _ = kept.restore(state.policy.params)
-            self._reference = jax.tree.map(jax.numpy.asarray, found)
-            kept.close()
-
-    def _save(self, state: RunState, stage: str, done: int) -> None:
-        number = done if stage == "cold" else self._cold.updates + done
-        self._checkpoints.save(number, state, {"stage": stage, "done": done})
+        return found[0]
 
     def _publish(self, params: Any, version: int) -> None:
         """Versions are a function of where the run stands: resumed or not, a step has its own."""
@@ -203,32 +178,47 @@ class Loop:
 
     # --- stages --------------------------------------------------------------------------------
 
-    def _cold_start(self, state: TrainState, done: int) -> TrainState:
+    def _cold_start(self) -> Any:
+        """The parameters behind it; the base model's without one."""
         if not self._cold.updates or self._parts.demonstrator is None:
-            return state
-        self._publish(self._parts.base_params, BASE_VERSION)
-        plan = plan_each(
-            self._parts.demo_tasks, self._parts.harnesses, split=DEMO, step=0, seed=self._seed
-        )
-        episodes = self._collect(
-            "demonstrations", plan, self._parts.demonstrator, SamplingParams(), on_policy=False
-        )
-        scores = self._parts.summarise(episodes)
-        self._folder.note(demonstrator=scores)
-        self._display.say(f"demonstrator, pass@1: {scores_line(scores)}")
+            return self._parts.base()
+        episodes = self._demonstrations(self._parts.demonstrator)
+        state, done = self._cold_state()
         with self._display.bar("cold start", self._cold.updates, done) as advance:
 
             def on_update(update: int, state: TrainState, metrics: dict[str, float]) -> None:
                 advance()
                 self._metrics.write("cold", update, metrics)
                 if update % self._config.cold_checkpoint_every == 0 and update < self._cold.updates:
-                    self._save(RunState(state), "cold", update)
+                    self._states.save(RunState(state), COLD, update)
                     self._display.say(f"cold start {update:4d}  nll {metrics['nll']:.3f}")
 
             return train_supervised(
                 state, self._parts.cold_programs, episodes, self._parts.learner.batch, self._cold,
                 self._seed, on_update, start=done,
-            )  # fmt: skip
+            ).params  # fmt: skip
+
+    def _cold_state(self) -> tuple[TrainState, int]:
+        """Where the cold start stands: its state, and how many updates are done."""
+        found = self._resumed(COLD, self._states.cold())
+        if found is None:
+            learner, optimizer = self._parts.learner, self._parts.cold_optimizer
+            found = init_state(self._parts.base(), optimizer, learner.parallel), 0
+        return found
+
+    def _demonstrations(self, demonstrator: Sampler) -> list[Episode]:
+        """Scored by the base model, which no one needs any more then."""
+        self._publish(self._parts.base(), BASE_VERSION)
+        plan = plan_each(
+            self._parts.demo_tasks, self._parts.harnesses, split=DEMO, step=0, seed=self._seed
+        )
+        episodes = self._collect(
+            "demonstrations", plan, demonstrator, SamplingParams(), on_policy=False
+        )
+        scores = self._parts.summarise(episodes)
+        self._folder.note(demonstrator=scores)
+        self._display.say(f"demonstrator, pass@1: {scores_line(scores)}")
+        return episodes
 
     def _step(self, state: RunState, step: int) -> RunState:
         begin_s = time.perf_counter()
@@ -254,7 +244,7 @@ class Loop:
         metrics["step_s"] = time.perf_counter() - begin_s
         self._metrics.write("train", step + 1, metrics)
         if (step + 1) % self._config.checkpoint_every == 0 or step + 1 == self._all_steps:
-            self._save(state, "train", step + 1)
+            self._states.save(state, TRAIN, step + 1)
         self._display.say(step_line(step + 1, self._all_steps, metrics))
         return state
 

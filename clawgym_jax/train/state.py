@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.model import sharding
 from clawgym_jax.model.parallel import Parallel
 from clawgym_jax.train import mesh
 
@@ -92,3 +93,11 @@ def init_state(
     if parallel is None:
         return fresh(params)
     return jax.jit(lambda params: mesh.keep_placed(parallel, fresh(params)))(params)  # type: ignore[no-any-return]
+
+
+def state_shapes(
+    params: Any, optimizer: optax.GradientTransformation, parallel: Parallel | None = None
+) -> TrainState:
+    """What `init_state` gives, as shapes that know their sharding. params: arrays or shapes."""
+    found = jax.eval_shape(lambda params: init_state(params, optimizer), params)
+    return found if parallel is None else sharding.shaped(found, parallel.mesh)  # type: ignore[no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,6 +37,24 @@ def forked_calls(name: str, branches: int = 3) -> list[CallRecord]:
     for i in range(branches):
         ids = [30 + i + j for j in range(i + 1)]
         calls.append(make_call(i + 1, [1, 2, 5, 6, 7 + i], ids, span, episode=name))
+    return calls
+
+
+def presented_again(histories: Sequence[Sequence[int]], name: str = "e") -> list[CallRecord]:
+    """Calls of one rollout, each with the turns of its history behind a prompt of its own.
+
+    No prompt starts with another: by tokens every call is a root. Call i samples i + 1 tokens.
+    """
+    calls: list[CallRecord] = []
+    for i, history in enumerate(histories):
+        prompt, spans = [100 + i], []
+        for j in history:
+            ids = calls[j].completion.ids.tolist()
+            spans.append(Span(len(prompt), len(ids), calls[j].call_id))
+            prompt += [*ids, 7]
+        told = tuple(span.call_id for span in spans)
+        ids = [10 * (i + 1) + k for k in range(i + 1)]
+        calls.append(make_call(i, prompt, ids, tuple(spans), episode=name, continues=told))
     return calls
 
 

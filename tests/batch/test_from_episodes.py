@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from clawgym_jax.batch.from_episodes import (
     PATH_SUM,
     PPO,
+    ROLLOUT_MEAN,
     TOKEN_MEAN,
     BatchConfig,
     build_batch,
@@ -31,7 +32,13 @@ from clawgym_jax.losses.correction import CorrectionConfig
 from clawgym_jax.losses.policy import clipped_surrogate
 from clawgym_jax.tree.filters import FilterConfig, select_calls
 from clawgym_jax.tree.pack import PackConfig, PackedRows, pack
-from tests.batch.episodes import episode, forked_calls, random_episodes, simple
+from tests.batch.episodes import (
+    episode,
+    forked_calls,
+    presented_again,
+    random_episodes,
+    simple,
+)
 from tests.tree.histories import make_call, random_rollout
 
 KEEP_ALL = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
@@ -81,6 +88,18 @@ def test_path_sum_counts_the_leaves_below() -> None:
     assert weights["a.0"] == [1.5, 1.5]
     assert weights["a.3"] == [0.5, 0.5, 0.5]
     assert weights["b.0"] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", PPO])
+def test_turns_that_are_presented_again_are_paths_of_their_own(algorithm: str) -> None:
+    """What a loss computes is a path of tokens: continuing is no edge there, for any weights."""
+    calls = presented_again([(), (0,), (0, 1), (0,)], "a")
+    pair = [episode("a", calls, 1.0), simple("b", 0.0, 2)]
+    for weighting, expected in ((PATH_SUM, 1 / 2), (ROLLOUT_MEAN, 1 / (2 * 10))):
+        config = dataclasses.replace(PLAIN, weighting=weighting, algorithm=algorithm)
+        weights = per_call(build_batch(pair, config)[0][0], "weight")
+        for call in calls:
+            np.testing.assert_allclose(weights[call.call_id], expected, rtol=1e-6)
 
 
 @given(st.integers(0, 10**6))

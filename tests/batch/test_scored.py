@@ -9,17 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawgym_jax.batch.call_tree import tree_of_calls
+from clawgym_jax.batch.call_tree import turn_order
 from clawgym_jax.batch.from_episodes import PPO, BatchConfig, build_batch
 from clawgym_jax.batch.scored import set_old, set_ref, set_values
 from clawgym_jax.batch.tree_batch import Minibatch, Part
 from clawgym_jax.core.errors import LedgerError
-from clawgym_jax.core.types import Episode, Role
+from clawgym_jax.core.types import CallRecord, Episode, Role
 from clawgym_jax.losses.correction import CorrectionConfig, drift
 from clawgym_jax.losses.gae import tree_gae
 from clawgym_jax.tree.filters import FilterConfig, select_calls
 from clawgym_jax.tree.pack import PackConfig
-from tests.batch.episodes import episode, forked_calls, random_episodes, simple
+from tests.batch.episodes import (
+    episode,
+    forked_calls,
+    presented_again,
+    random_episodes,
+    simple,
+)
 from tests.tree.histories import make_call
 
 KEEP_ALL = FilterConfig(dead_leaves=False, max_leaves=0, auxiliary_calls=False)
@@ -78,13 +84,50 @@ def test_advantages_are_those_of_each_rollouts_tree(
             np.array([value_of(c.call_id, i) for i in range(c.completion_tok)], np.float32)
             for c in e.calls
         ]
-        parents, leaves = tree_of_calls(select_calls(e.calls, KEEP_ALL))
+        before, ends = turn_order(select_calls(e.calls, KEEP_ALL))
         assert e.reward is not None
-        advantages, returns = tree_gae(values, parents, leaves, e.reward, gamma, lam)
+        advantages, returns = tree_gae(values, before, ends, e.reward, gamma, lam)
         for call, v, a, r in zip(e.calls, values, advantages, returns, strict=True):
             np.testing.assert_allclose(got["advantage"][call.call_id], a, atol=1e-6)
             np.testing.assert_allclose(got["returns"][call.call_id], r, atol=1e-6)
             np.testing.assert_allclose(got["old_values"][call.call_id], v, atol=1e-6)
+
+
+def advantages_of(calls: list[CallRecord], config: BatchConfig) -> dict[str, np.ndarray]:
+    """With R = 1 and V of token i of call c = `value_of`."""
+    batch = minibatch_of([episode("e", calls, 1.0)], config)
+    filled, _ = set_values(batch, [column(p) for p in batch], config)
+    return by_call(filled, "advantage")
+
+
+def test_credit_flows_back_through_turns_that_are_presented_again() -> None:
+    """A moving tail: no prompt starts with an earlier one. The chain is that of all its tokens."""
+    config = dataclasses.replace(CONFIG, gamma=0.9, lam=0.8)
+    calls = presented_again([(), (0,), (0, 1), (0, 1, 2)])
+    got = advantages_of(calls, config)
+    flat = np.array([value_of(c.call_id, i) for c in calls for i in range(c.completion_tok)])
+    (chain,), _ = tree_gae([flat], [()], [1], 1.0, 0.9, 0.8)
+    np.testing.assert_allclose(np.concatenate([got[c.call_id] for c in calls]), chain, atol=1e-6)
+    alone = 1.0 - value_of("e.0", 0)  # what its only token had as a root
+    assert abs(got["e.0"][0] - alone) > 0.1
+
+
+def test_two_continuations_by_hand() -> None:
+    """1 (then 2) and 3 go on from call 0, an end each: at 0 the mean of both, half and half.
+
+    Behind call 0: gamma V' - V + gamma lambda A', of V' and A' of the first tokens of 1 and 3.
+    """
+    gamma, lam = 0.9, 0.8
+    config = dataclasses.replace(CONFIG, gamma=gamma, lam=lam)
+    got = advantages_of(presented_again([(), (0,), (0, 1), (0,)]), config)
+    v = {n: value_of(f"e.{n}", 0) for n in (0, 1, 3)}
+    mean_v, mean_a = (v[1] + v[3]) / 2, (got["e.1"][0] + got["e.3"][0]) / 2
+    assert got["e.0"][0] == pytest.approx(gamma * mean_v - v[0] + gamma * lam * mean_a, abs=1e-6)
+    last = value_of("e.3", 3)
+    assert got["e.3"][3] == pytest.approx(1.0 - last, abs=1e-6)  # the reward, at both ends
+    assert got["e.2"][2] == pytest.approx(1.0 - value_of("e.2", 2), abs=1e-6)
+    ahead = gamma * value_of("e.2", 0) - value_of("e.1", 1) + gamma * lam * got["e.2"][0]
+    assert got["e.1"][1] == pytest.approx(ahead, abs=1e-6)  # no reward behind call 1
 
 
 def test_the_order_of_slots_does_not_matter() -> None:

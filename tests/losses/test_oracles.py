@@ -18,7 +18,7 @@ import pytest
 
 from clawgym_jax.losses.advantage import UNGRADED, GroupConfig, group_advantages
 from clawgym_jax.losses.correction import CorrectionConfig, corrections
-from clawgym_jax.losses.gae import NO_PARENT, tree_gae
+from clawgym_jax.losses.gae import tree_gae
 from clawgym_jax.losses.kl import kl_estimate
 from clawgym_jax.losses.policy import clipped_surrogate
 
@@ -45,13 +45,13 @@ def test_the_fixtures_say_what_made_them() -> None:
 def test_a_chain_has_rlaxs_advantages(chain: dict[str, Any]) -> None:
     values = np.array(chain["values"])
     settings = (chain["reward"], chain["gamma"], chain["lam"])
-    whole, returns = tree_gae([values], [NO_PARENT], [1], *settings)
+    whole, returns = tree_gae([values], [()], [1], *settings)
     np.testing.assert_allclose(whole[0], chain["advantage"], **CLOSE)
     np.testing.assert_allclose(returns[0], np.array(chain["advantage"]) + values, **CLOSE)
     # Environment tokens between calls are no time steps: cut into calls it is the same chain.
     calls = np.array_split(values, min(3, len(values)))
-    parents = list(range(-1, len(calls) - 1))
-    cut, _ = tree_gae(calls, parents, [1] * len(calls), *settings)
+    before = [() if not i else (i - 1,) for i in range(len(calls))]
+    cut, _ = tree_gae(calls, before, [1] * len(calls), *settings)
     np.testing.assert_allclose(np.concatenate(cut), chain["advantage"], **CLOSE)
 
 

@@ -187,5 +187,4 @@ def test_short_requests_leave_long_slots_to_those_who_need_them() -> None:
 )
 def test_wrong_shapes_say_what_was_expected(fields: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        config = EngineConfig(slots=4, window_tok=64, prefill_chunks=(4, 16), **fields)  # type: ignore[arg-type]
-        Engine(GRAPH, MODEL, config)
+        EngineConfig(slots=4, window_tok=64, prefill_chunks=(4, 16), **fields)  # type: ignore[arg-type]

@@ -35,7 +35,13 @@ from clawgym_jax.train.checkpoint import Checkpoints
 from clawgym_jax.train.critic import CriticConfig, init_critic, trunk_config
 from clawgym_jax.train.machine import Step
 from clawgym_jax.train.policy import LossConfig
-from clawgym_jax.train.state import OptimConfig, TrainState, init_state, make_optimizer
+from clawgym_jax.train.state import (
+    OptimConfig,
+    TrainState,
+    init_state,
+    make_optimizer,
+    state_shapes,
+)
 from clawgym_jax.train.step import TrainStep, ValueStep
 from clawgym_jax.tree.filters import FilterConfig, select_calls
 from clawgym_jax.tree.pack import PackConfig, pack
@@ -72,6 +78,9 @@ class Side:
 
     def state(self) -> TrainState:
         return init_state(self.params, OPTIMIZER, self.parallel)
+
+    def state_shapes(self) -> TrainState:
+        return state_shapes(self.params, OPTIMIZER, self.parallel)
 
     def loss_and_gradients(self, batch: TreeBatch) -> tuple[float, Any]:
         load = None
@@ -254,12 +263,12 @@ def checkpoint() -> dict[str, Any]:
         kept = Checkpoints(Path(folder))
         kept.save(1, state, {"done": 1})
         kept.wait()
-        found, _ = kept.restore(many.state())
-        other = on_mesh("dense", MeshConfig(4, 2)).state()
-        moved, _ = kept.restore(other)
+        found, _ = kept.restore(many.state_shapes())
+        elsewhere = on_mesh("dense", MeshConfig(4, 2))
+        other, moved = elsewhere.state(), kept.restore(elsewhere.state_shapes())[0]
         kept.close()
     pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True))
-    elsewhere = list(zip(jax.tree.leaves(moved), jax.tree.leaves(other), strict=True))
+    both = list(zip(jax.tree.leaves(moved), jax.tree.leaves(other), strict=True))
     return {
         "equal": all(bool(jnp.array_equal(a, b)) for a, b in pairs),
         "placed": all(a.sharding == b.sharding for a, b in pairs),
@@ -267,7 +276,7 @@ def checkpoint() -> dict[str, Any]:
             np.array_equal(np.asarray(a), np.asarray(b))
             for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(state), strict=True)
         ),
-        "moved_placed": all(a.sharding == b.sharding for a, b in elsewhere),
+        "moved_placed": all(a.sharding == b.sharding for a, b in both),
     }
 
 

@@ -7,6 +7,7 @@ them. `tests/test_circle.py` does the same with real parts and real kills.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import shutil
 import zlib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
@@ -26,6 +28,7 @@ from clawgym_jax.core.metrics_file import read_metrics
 from clawgym_jax.core.types import Episode
 from clawgym_jax.model import qwen3
 from clawgym_jax.rollout.episode import Instance
+from clawgym_jax.train.checkpoint import Checkpoints
 from clawgym_jax.train.critic import CriticConfig, trunk_config
 from clawgym_jax.train.learner import Learner, ReinforceConfig
 from clawgym_jax.train.loop import Loop, LoopConfig, Parts
@@ -45,6 +48,17 @@ STEPS = LoopConfig(steps=3, instances=3, group_size=2, checkpoint_every=2)
 PRETRAIN = 2  # and no cold start
 VERSIONS = {0: 2, 1: 2, 2: 2, 3: 3, 4: 4}  # of the weights that roll a step out
 COMPUTED = ("loss", "grad_norm", "kl_ref", "value_loss", "explained_variance", "updates")
+
+
+def live_bytes() -> int:
+    """Of all arrays on the device that anything still refers to; views of one buffer count once."""
+    gc.collect()
+    return sum({x.unsafe_buffer_pointer(): x.nbytes for x in jax.live_arrays()}.values())
+
+
+def bytes_of(*trees: Any) -> int:
+    """Of arrays or shapes."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(trees))
 
 
 class Killed(Exception):
@@ -68,6 +82,7 @@ class World:
         self.events = 0
         self.fuse = -1  # kill at which event; -1 = none
         self._version, self._weights = 0, 0.0
+        self.resident: list[tuple[str, int]] = []  # what happened, bytes of arrays meanwhile
 
     def happen(self) -> None:
         self.events += 1
@@ -76,6 +91,7 @@ class World:
 
     def publish(self, params: Any, version: int) -> None:
         self.happen()
+        self.resident.append((f"publish {version}", live_bytes()))
         self._version = version
         self._weights = sum(float(np.abs(x).sum()) for x in jax.tree.leaves(params))
 
@@ -119,18 +135,31 @@ def learner() -> Learner:
     )
 
 
-def run(folder: Path, world: World, learner: Learner, fuse: int = -1) -> RunState:
+def base() -> Any:
+    """The parameters to start from, read anew."""
+    return jax.tree.map(jnp.copy, policy()[1])
+
+
+def run(
+    folder: Path,
+    world: World,
+    learner: Learner,
+    fuse: int = -1,
+    cold: ColdStartConfig = ColdStartConfig(),  # noqa: B008
+    base: Callable[[], Any] = base,
+) -> RunState:
     """One process's life; ends with Killed at event `fuse` of this life."""
     world.events, world.fuse = 0, fuse
     tasks = [Named(f"t{i}") for i in range(8)]
     parts: Any = Parts(
-        source=world, policy=None, demonstrator=None, sink=world,
+        source=world, policy=None, demonstrator=object(), sink=world,
         cold_programs=learner.policy, cold_optimizer=OPTIMIZER, learner=learner,
-        base_params=policy()[1], demo_tasks=[], train_tasks=tasks, heldout_tasks=tasks[:1],
+        base=base, shapes=policy()[1], demo_tasks=tasks[:4], train_tasks=tasks,
+        heldout_tasks=tasks[:1],
         harnesses=[Named("", "h")], summarise=lambda _: {},
     )  # type: ignore[arg-type]  # fmt: skip
     display = Display(Console(file=io.StringIO()))
-    loop = Loop(parts, RunFolder(folder, {}), STEPS, ColdStartConfig(), 0, 1.0, display)
+    loop = Loop(parts, RunFolder(folder, {}), STEPS, cold, 0, 1.0, display)
     try:
         return loop.execute()[1]
     finally:
@@ -174,3 +203,53 @@ def test_a_finished_run_gives_its_last_state_or_none(learner: Learner, tmp_path:
         shutil.rmtree(gone)
         with pytest.raises(RecordError, match="stay as they are"):
             run(tmp_path, world, learner)
+
+
+def test_shapes_are_those_of_the_states_that_are_made(learner: Learner) -> None:
+    made, shapes = learner.begin(base()), learner.shapes(policy()[1])
+    assert jax.tree.structure(made) == jax.tree.structure(shapes)
+    for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(shapes), strict=True):
+        assert isinstance(b, jax.ShapeDtypeStruct) and (a.shape, a.dtype) == (b.shape, b.dtype)
+
+
+def test_resident_is_what_the_stage_needs_and_no_more(
+    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays on the device at each publication, fresh and resumed, to the byte.
+
+    Needed: the base model before the cold start; then both models, their moments, the reference.
+    What is written in the background is a copy: here the run waits for it.
+    """
+    params, state = bytes_of(policy()[1]), bytes_of(learner.shapes(policy()[1]))
+    assert state > 6 * params * 0.9  # two models, two moments each
+    cold = ColdStartConfig(demonstrations=4, updates=3, rollouts_per_update=2)
+    run(tmp_path / "warm", World(), learner, cold=cold)  # compiled programs keep constants
+    world, before = World(), live_bytes()
+    restore, save, at_restore = Checkpoints.restore, Checkpoints.save, []
+
+    def spy(self: Checkpoints, *arguments: Any) -> Any:
+        at_restore.append(live_bytes() - before)
+        return restore(self, *arguments)
+
+    monkeypatch.setattr(Checkpoints, "restore", spy)
+    monkeypatch.setattr(Checkpoints, "save", lambda self, *a: (save(self, *a), self.wait()))
+    last = run(tmp_path / "fresh", world, learner, cold=cold)
+    training = state + params
+    expected = [("publish 1", params), ("publish 2", training), ("publish 3", training),
+                ("publish 4", training), ("publish 5", training)]  # fmt: skip
+    assert [(name, size - before) for name, size in world.resident] == expected
+    assert at_restore[-1] == state  # of the reference
+    assert live_bytes() - before == bytes_of(last)
+    del last
+
+    def lost() -> Any:
+        raise AssertionError("a run that resumes needs no base model")
+
+    world, folder = World(), tmp_path / "killed"
+    with pytest.raises(Killed):
+        run(folder, world, learner, fuse=16, cold=cold)
+    at_restore.clear()
+    world.resident.clear()
+    run(folder, world, learner, cold=cold, base=lost)
+    assert [size - before for _, size in world.resident] == [training] * len(world.resident)
+    assert at_restore == [0, state] and world.resident

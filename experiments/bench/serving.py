@@ -49,19 +49,25 @@ from clawgym_jax.model import hf_weights
 from experiments.bench.serving_parts import environments, loads
 from experiments.bench.serving_parts.lines import Worker
 from experiments.bench.serving_parts.loads import LOADS, Load
+from experiments.bench.serving_parts.verdicts import (
+    COUNTS,
+    HUGGING_FACE,
+    JETSTREAM,
+    NATIVE,
+    PROCESS,
+    Row,
+    agree,
+    goals,
+)
 
 QUICK = flags.DEFINE_bool("quick", False, "within a minute; what is not installed is left out")
 TORCH = flags.DEFINE_string("torch", None, "python of an environment with torch and transformers")
 PARTS = Path(__file__).parent / "serving_parts"
-NATIVE, JETSTREAM, PROCESS = "native", "jetstream", "jetstream_process"
-HUGGING_FACE = {"huggingface": "", "huggingface-eager": "eager"}  # contestant -> experts
-COUNTS = (1, 8, 32)
 UNSHARED = "native, nothing shared"
 DECODED_TOK = 160  # of a request that has nothing to prefill
 VOCABULARY = 1024
 LONGEST_TOK = 4096
 CPU = {"JAX_PLATFORMS": "cpu"}
-Row = dict[str, Any]
 
 
 def contestants(python: Path | None, quick: bool) -> tuple[list[str], list[Row]]:
@@ -123,15 +129,6 @@ def throughput(load: Load, workers: dict[str, Worker], rounds: int) -> Iterator[
             }
 
 
-def agree(ids: list[list[list[int]]], native: list[list[list[int]]]) -> list[bool]:
-    """Of each completion, whether it is native's."""
-    return [
-        a == b
-        for theirs, ours in zip(ids, native, strict=True)
-        for a, b in zip(theirs, ours, strict=True)
-    ]
-
-
 def waiting_for_python(native: Worker, rounds: int) -> Iterator[Row]:
     """Prompts of one token: there is nothing but decode steps, all of one program."""
     for count in COUNTS:
@@ -153,26 +150,6 @@ def waiting_for_python(native: Worker, rounds: int) -> Iterator[Row]:
             "share": round(max(statistics.median(waiting), 0.0), 3),
             "outside_device_get": round(statistics.median(share), 3),
         }
-
-
-def goals(rows: list[Row]) -> Iterator[Row]:
-    """native's seconds against theirs, at the most requests."""
-    for load in dict.fromkeys(row["load"] for row in rows if row["part"] == "throughput"):
-        ratio = {
-            row["contestant"]: row["native_is_faster"]
-            for row in rows
-            if row.get("load") == load and row["requests"] == max(COUNTS)
-        }
-        at = f"at {max(COUNTS)} requests, {load}"
-        for name in (JETSTREAM, PROCESS):
-            if name in ratio:
-                yield goal(f"native / {name} {at}", ratio[name], 1.3)
-        if theirs := [ratio[name] for name in HUGGING_FACE if name in ratio]:
-            yield goal(f"native / Hugging Face {at}", min(theirs), 5.0)
-
-
-def goal(name: str, value: float, at_least: float) -> Row:
-    return {"name": name, "value": value, "goal": f">= {at_least}", "ok": value >= at_least}
 
 
 def measure(quick: bool) -> tuple[list[Row], dict[str, Any]]:

@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.bench import serving
-from experiments.bench.serving_parts import loads
+from experiments.bench.serving_parts import loads, verdicts
 from experiments.bench.tree_parts import structure
 
 VOCABULARY = 1024
@@ -20,7 +19,7 @@ def common(a: list[int], b: list[int]) -> int:
 
 
 @pytest.mark.parametrize("load", loads.LOADS, ids=lambda load: load.name)
-@pytest.mark.parametrize("count", serving.COUNTS)
+@pytest.mark.parametrize("count", verdicts.COUNTS)
 def test_as_many_rollouts_as_asked_that_fit_the_window(load: loads.Load, count: int) -> None:
     asked = loads.rollouts(load, count, 0, VOCABULARY)
     assert len(asked) == count
@@ -67,7 +66,7 @@ def test_without_sharing_lengths_stay_and_no_two_prompts_begin_alike(load: loads
 
 
 def test_goals_take_the_faster_hugging_face_and_each_load_apart() -> None:
-    def row(load: str, contestant: str, ratio: float, requests: int = 32) -> serving.Row:
+    def row(load: str, contestant: str, ratio: float, requests: int = 32) -> verdicts.Row:
         return {"part": "throughput", "load": load, "contestant": contestant,
                 "requests": requests, "native_is_faster": ratio}  # fmt: skip
 
@@ -78,8 +77,8 @@ def test_goals_take_the_faster_hugging_face_and_each_load_apart() -> None:
         row("b", "huggingface", 5.0),
         row("b", "jetstream", 1.2),
     ]
-    verdicts = {goal["name"]: goal["ok"] for goal in serving.goals(rows)}
-    assert verdicts == {
+    said = {goal["name"]: goal["ok"] for goal in verdicts.goals(rows)}
+    assert said == {
         "native / Hugging Face at 32 requests, a": False,
         "native / Hugging Face at 32 requests, b": True,
         "native / jetstream at 32 requests, b": False,
@@ -87,4 +86,4 @@ def test_goals_take_the_faster_hugging_face_and_each_load_apart() -> None:
 
 
 def test_agreement_is_of_whole_completions() -> None:
-    assert serving.agree([[[1, 2], [3]], [[4]]], [[[1, 2], [9]], [[4]]]) == [True, False, True]
+    assert verdicts.agree([[[1, 2], [3]], [[4]]], [[[1, 2], [9]], [[4]]]) == [True, False, True]

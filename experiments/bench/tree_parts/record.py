@@ -33,20 +33,22 @@ def form_of(rollouts: Sequence[Calls], r: int, c: int) -> CallForm:
     """rollouts: recorded calls; only those before call c of rollout r are looked at."""
     call, calls = rollouts[r][c], rollouts[r]
     place = {earlier.call_id: i for i, earlier in enumerate(calls[:c])}
-    best: tuple[int, int, int] | None = None
-    rank = (False, 0)  # behind its own sampled tokens another rollout's are never its own
     assert not any(span.offset for span in call.spans), "expected turns put in from their start"
+    likes: list[tuple[int, int, int]] = []  # (tokens in common, rollout, call)
+    behind_own = False
     for number, earlier in enumerate(rollouts[: r + 1]):
         for i, other in enumerate(earlier[:c] if number == r else earlier):
             same = int(common_prefix(whole(other), call.prompt_ids))
-            found = (number == r and same > other.prompt_tok, same)
-            if same and found >= rank:  # the latest of equals: its own
-                best, rank = (number, i, same), found
+            likes += [(same, number, i)] if same else []
+            behind_own |= number == r and same == len(whole(other))
+    if behind_own:  # what other rollouts sampled is not its own, even where it reads the same
+        likes = [like for like in likes if like[1] == r]
+    same, *place_of = max(likes, default=(0, 0, 0))  # the latest of equals: its own
     return CallForm(
         role=str(call.role),
         prompt=call.prompt_tok,
         completion=call.completion_tok,
-        like=best,
+        like=(*place_of, same) if same else None,
         spans=tuple((s.start, s.length, place[s.call_id]) for s in call.spans),
         continues=tuple(place[name] for name in call.continues),
     )

@@ -110,6 +110,7 @@ class Assembly:
                 raise ConfigError(
                     f"--from_calls: expected a run folder, found none at {from_calls}"
                 )
+            self.folder.check_recorded(from_calls)
             source = RecordedEpisodes(EpisodeStore(from_calls))
         self.loop = Loop(
             self._parts(served, source, heldout=from_calls is None),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Sequence
@@ -212,11 +213,16 @@ def _note(changes: dict[str, Any], node: Any, path: list[str], text: str, whole:
     """Writes one setting into `changes`: field -> value, or the changes of the dataclass there."""
     names = [f.name for f in dataclasses.fields(node)]
     if path[0] not in names:
-        near = difflib.get_close_matches(whole, _all_paths(node), n=1, cutoff=0.0)
-        near = difflib.get_close_matches(path[0], names, n=1, cutoff=0.4) or near
+        near = difflib.get_close_matches(path[0], names, n=1)
+        elsewhere = [p for p in _all_paths(node) if p.split(".")[-1] == path[-1]]
+        near = (
+            near
+            or sorted(elsewhere, key=len)
+            or difflib.get_close_matches(whole, _all_paths(node), n=1)
+        )
+        guess = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
-            f"--override={whole}: no field {path[0]!r}; did you mean {near[0]!r}? "
-            f"fields here: {', '.join(names)}"
+            f"--override={whole}: no field {path[0]!r}; {guess}fields here: {', '.join(names)}"
         )
     old = getattr(node, path[0])
     if len(path) > 1:
@@ -257,6 +263,11 @@ def _parse(text: str, expected: Any, whole: str) -> Any:
         return text
     if origin is tuple:
         inner = typing.get_args(expected)[0]
+        if text == "None" or any(bracket in text for bracket in "()[]"):
+            raise ConfigError(
+                f"--override={whole}={text[:80]}: expected {inner.__name__}s with commas between, "
+                "without brackets"
+            )
         return tuple(_parse(part.strip(), inner, whole) for part in text.split(",") if part.strip())
     try:
         value = ast.literal_eval(text)
@@ -264,8 +275,9 @@ def _parse(text: str, expected: Any, whole: str) -> Any:
         value = text
     if origin is float and type(value) is int:
         value = float(value)
-    if type(value) is not origin:
-        raise ConfigError(f"--override={whole}={text}: expected {origin.__name__}, got {text!r}")
+    if type(value) is not origin or (origin is float and not math.isfinite(value)):
+        shown = text[:80]
+        raise ConfigError(f"--override={whole}={shown}: expected {origin.__name__}, got {shown!r}")
     return value
 
 

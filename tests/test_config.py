@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,57 @@ def test_an_experiment_has_its_scales() -> None:
         configure(file, ["scale=huge"])
     with pytest.raises(ConfigError, match="must define PAPER"):
         configure(file.parent / "quickstart.py", ["scale=paper"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("loop.lr=1e-3", "no field 'lr'; fields here: "),
+        ("loop.group_sizes=4", "did you mean 'group_size'"),
+        ("learning_rate=1e-3", "did you mean 'optim.learning_rate'"),
+        ("harnesses=('a','b')", "commas between, without brackets"),
+        ("batch.pack.shorter=None", "expected ints with commas between"),
+        ("optim.learning_rate=1e400", "expected float, got '1e400'"),
+        ("loss.entropy_coef=-1", "loss.entropy_coef: expected at least 0"),
+        ("batch.auxiliary_weight=-1", "batch.auxiliary_weight: expected at least 0"),
+    ],
+)
+def test_what_a_newcomer_and_an_attacker_tried(setting: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        override(BASE, [setting])
+
+
+def test_an_offline_run_is_told_at_once_what_the_recorded_run_lacks(tmp_path: Path) -> None:
+    recorded = override(
+        BASE, ["loop.steps=4", "cold_start.demonstrations=32", "cold_start.updates=5"]
+    )
+    RunFolder(tmp_path / "recorded", to_dict(recorded)).adopt()
+
+    def check(*settings: str) -> None:
+        config = to_dict(override(recorded, list(settings)))
+        RunFolder(tmp_path / "new", config).check_recorded(tmp_path / "recorded")
+
+    check()
+    check("loop.steps=3", "batch.algorithm=ppo", "critic.pretrain_steps=1", "loss.clip_low=0.1")
+    check("cold_start.updates=0", "cold_start.demonstrations=64")
+    for settings, expected in {
+        ("seed=7",): r"seed=7 \(recorded: 0\)",
+        ("loop.group_size=2", "loop.instances=3"): r"instances=3 .*; loop.group_size=2 \(",
+        ("cold_start.demonstrations=33",): r"demonstrations=33 \(recorded: 32\)",
+        ("loop.steps=5",): r"5 steps \(recorded: 4; set loop.steps=4\)",
+        ("batch.algorithm=ppo", "critic.pretrain_steps=1"):
+            r"5 steps, 1 of them critic.pretrain_steps \(recorded: 4; set loop.steps=3\)",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=expected):
+            check(*settings)
+
+
+def test_a_run_goes_on_with_another_limit_of_the_gap(tmp_path: Path) -> None:
+    RunFolder(tmp_path, to_dict(BASE)).adopt()
+    RunFolder(tmp_path, to_dict(override(BASE, ["loop.reinforce.max_logprob_gap=0"]))).adopt()
+    with pytest.raises(ConfigError, match=r"changed: .*loop\.steps"):
+        changed = ["loop.reinforce.max_logprob_gap=1", "loop.steps=7"]
+        RunFolder(tmp_path, to_dict(override(BASE, changed)))
 
 
 def test_a_run_folder_belongs_to_one_configuration(tmp_path: Path) -> None:

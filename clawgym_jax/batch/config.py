@@ -44,8 +44,13 @@ class BatchConfig:
         for name, allowed in (("weighting", WEIGHTINGS), ("algorithm", ALGORITHMS)):
             if getattr(self, name) not in allowed:
                 raise ConfigError(
-                    f"unknown {name} {getattr(self, name)!r}; expected one of {', '.join(allowed)}"
+                    f"batch.{name}: unknown {getattr(self, name)!r}; expected one of "
+                    f"{', '.join(allowed)}"
                 )
+        if self.auxiliary_weight < 0:
+            raise ConfigError(
+                f"batch.auxiliary_weight: expected at least 0, got {self.auxiliary_weight}"
+            )
         for name in ("gamma", "lam"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(

@@ -41,7 +41,7 @@ SFT = "sft"
 class LossConfig:
     """Defaults are ClawGym I's released settings: no KL, no entropy bonus."""
 
-    kind: str = CLIPPED  # "clipped" (PPO and GRPO) | "sft"
+    kind: str = CLIPPED  # "clipped" (PPO and GRPO) | "sft": log-prob times advantage, no ratio
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float = 0.0  # 0 = off
@@ -57,7 +57,7 @@ class LossConfig:
             raise ConfigError(f'loss.kind: expected "{CLIPPED}" or "{SFT}", got {self.kind!r}')
         if self.kl_kind not in ("k1", "k2", "k3"):
             raise ConfigError(f'loss.kl_kind: expected "k1", "k2" or "k3", got {self.kl_kind!r}')
-        for name in ("kl_coef", "balance_coef", "clip_low", "clip_high"):
+        for name in ("kl_coef", "entropy_coef", "balance_coef", "clip_low", "clip_high"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"loss.{name}: expected at least 0, got {getattr(self, name)}")
         if self.dual_clip and not self.dual_clip > 1:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.train.sources import check_offline
 
 README = """\
 This folder is one training run.
@@ -37,6 +38,9 @@ Offline: launch/train.py with --from_calls=THIS_FOLDER trains from the log, with
 """
 
 
+LIMITS = {"loop.reinforce.max_logprob_gap"}  # what is refused, not what is computed
+
+
 class RunFolder:
     """Paths and progress of one run."""
 
@@ -52,10 +56,17 @@ class RunFolder:
         """A folder belongs to one configuration: resuming with another is an error."""
         if target.exists() and target.read_text(encoding="utf-8") != self._config:
             changed = _differences(_read_json(target), json.loads(self._config))
+            if not set(changed) - LIMITS:
+                return
             raise ConfigError(
                 f"{self.path} was started with another configuration; changed: "
                 f"{', '.join(changed[:5])}. Use the same flags, or another --workdir"
             )
+
+    def check_recorded(self, recorded: Path) -> None:
+        """ConfigError where that run's episodes are not those that this run would ask for."""
+        if (recorded / "config.json").is_file():
+            check_offline(json.loads(self._config), _read_json(recorded / "config.json"))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

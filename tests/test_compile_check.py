@@ -48,6 +48,21 @@ def check(folder: Path, *arguments: str, topology: str = "v5e:2x4") -> Any:
     )  # fmt: skip
 
 
+def paper(experiment: str, topology: str, *arguments: str) -> dict[str, Any]:
+    """What a check of the 30B configuration of an experiment found."""
+    done = subprocess.run(
+        [
+            sys.executable, "launch/compile_check.py", f"--experiment=experiments/{experiment}.py",
+            "--override=scale=paper", f"--topology={topology}", *arguments,
+        ],
+        cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+        timeout=3000, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def decode_flops(slots: int, window_tok: int) -> int:
     """Of one of four chips (expert 2, tensor 2): a token for every slot over a full window.
 
@@ -97,16 +112,7 @@ def test_a_training_step_compiles_and_is_near_its_ideal(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_the_paper_model_trains_and_serves_on_a_v5p_64() -> None:
     """All 48 layers of Qwen3-30B-A3B, every program; minutes on two cores."""
-    done = subprocess.run(
-        [
-            sys.executable, "launch/compile_check.py", "--experiment=experiments/mix_grpo.py",
-            "--override=scale=paper", "--topology=v5p:4x4x4",
-        ],
-        cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
-        timeout=3000, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = paper("mix_grpo", "v5p:4x4x4")
     assert all(goal["ok"] for goal in found["goals"]), found["goals"]
 
 
@@ -114,17 +120,7 @@ def test_the_paper_model_trains_and_serves_on_a_v5p_64() -> None:
 @pytest.mark.timeout(3600)
 def test_the_paper_model_trains_with_a_value_model_on_a_v5p_64() -> None:
     """PPO: two models of 30B and their moments, beside the serving copy; minutes on two cores."""
-    done = subprocess.run(
-        [
-            sys.executable, "launch/compile_check.py", "--experiment=experiments/mix_ppo.py",
-            "--override=scale=paper", "--topology=v5p:4x4x4",
-            "--programs=accumulate,value_accumulate,decode",
-        ],
-        cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
-        timeout=3000, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = paper("mix_ppo", "v5p:4x4x4", "--programs=accumulate,value_accumulate,decode")
     assert found["experiment"] == "mix_ppo_paper" and len(found["resident_bytes"]["training"]) == 3
     goals = {goal["name"]: goal["ok"] for goal in found["goals"]}
     for name in ("accumulate", "value_accumulate"):
@@ -143,17 +139,12 @@ def test_the_paper_model_is_served_by_a_v6e_host_of_its_own() -> None:
     smaller = (
         "engine.slots=13", "engine.room_slots=8,4,1", "engine.cache_tok=0",
     )  # fmt: skip
-    done = subprocess.run(
-        [
-            sys.executable, "launch/compile_check.py", "--experiment=experiments/mix_grpo.py",
-            "--override=scale=paper", "--topology=v6e:8x8", "--programs=decode,prefill",
-            *(f"--override={setting}" for setting in smaller),
-        ],
-        cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
-        timeout=3000, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = paper(
+        "mix_grpo",
+        "v6e:8x8",
+        "--programs=decode,prefill",
+        *(f"--override={setting}" for setting in smaller),
+    )
     assert found["programs"]["decode"]["hbm_bytes"] >= found["decode_bytes"], "counted too low"
     goals = {goal["name"]: goal["ok"] for goal in found["goals"]}
     assert goals["decode: bytes moved / bytes that must be read"]

@@ -74,7 +74,7 @@ def _top(title: str, run: RunData) -> Html:
 
 
 def _status(run: RunData) -> str:
-    steps = _steps(run.config)
+    steps = run.progress.get("steps", run.config.get("loop", {}).get("steps"))
     done = run.train[-1]["step"] if run.train else 0
     of = f" of {steps}" if steps is not None else ""
     if run.progress.get("done"):
@@ -84,14 +84,6 @@ def _status(run: RunData) -> str:
     if run.cold:
         return f"Not finished: {run.cold[-1]['step']} updates of the cold start so far"
     return "Nothing recorded yet" if not run.episodes else "Not finished: no update yet"
-
-
-def _steps(config: Mapping[str, Any]) -> int | None:
-    """Of the whole run, those that train the value model only included."""
-    steps: int | None = config.get("loop", {}).get("steps")
-    if steps is not None and config.get("batch", {}).get("algorithm") == "ppo":
-        steps += config.get("critic", {}).get("pretrain_steps", 0)
-    return steps
 
 
 def _example(run: RunData, codec_folder: Path | None) -> Html:

@@ -128,6 +128,7 @@ class Loop:
         if self._parts.learner.wants_reference:
             self._reference = self._states.reference()
         self._publish(state.policy.params, self._version(done))
+        self._folder.note(steps=self._all_steps)
         self._evaluate("before")
         for step in range(done, self._all_steps):
             state = self._step(state, step)

@@ -110,11 +110,6 @@ def keep_placed(parallel: Parallel, tree: Any) -> Any:
     return jax.lax.with_sharding_constraint(tree, shardings(tree, parallel.mesh))
 
 
-def place(parallel: Parallel, tree: Any) -> Any:
-    """`tree` of host or device arrays, the same on every host, cut by the table."""
-    return jax.tree.map(_put, tree, shardings(tree, parallel.mesh))
-
-
 def place_rows(parallel: Parallel, batch: TreeBatch) -> TreeBatch:
     """The whole batch, the same on every host, with each chip given its rows."""
     rows = NamedSharding(parallel.mesh, ROWS)

@@ -227,8 +227,9 @@ def goal(name: str, value: float, limit: float, most: bool = False) -> Row:
 def measure(quick: bool, python: Path | None) -> Iterator[Row]:
     """Rows as they come."""
     for name in RECORDED:
-        yield counts.counts(name)
-        yield from counts.expected(name)
+        row = counts.counts(name)
+        yield row
+        yield from counts.expected(row)
     speed: Row = {}
     for sized in (models.tiny(),) if quick else (models.tiny(), models.wide()):
         ours = Ours(sized.config)

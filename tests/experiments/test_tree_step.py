@@ -103,17 +103,14 @@ def test_operations_alone_counted_by_hand() -> None:
     """One dense layer of width 2, one head of 4; a trunk of 128 tokens and two branches of 64."""
     config = Qwen3Config(vocab_size=5, hidden_size=2, num_layers=1, num_heads=1, num_kv_heads=1,
                          head_dim=4, intermediate_size=3)  # fmt: skip
-    weights = 4 * 2 * 4 + 3 * 2 * 3 + 2 * 2 + 2 * 4 + 2  # projections, MLP, norms, the last norm
     tree = models.Work(256, 10, 3 + 3 + 3)  # 64 x 64: the trunk's, and 3 of each branch
     paths = models.Work(384, 10, 6 + 6)
-    linear, head, attention = models.products(config, tree)
-    assert linear == 6 * weights * 256
-    assert head == 6 * 5 * 2 * 10
-    assert attention == 7 * 2 * 4 * 9 * 64 * 64
+    layers, head = 2 * (4 * 2 * 4 + 3 * 2 * 3), 2 * 10 * 5 * 2  # a token's; all trained ones'
+    block = 2 * 2 * 4 * 64 * 64  # scores, and the weighted sum of values
+    total = 256 * layers + head + 9 * block
     share, ratio = models.expected(config, tree, paths)
-    assert share == pytest.approx(attention / (linear + head + attention))
-    of_paths = linear * 1.5 + head + attention * 12 / 9
-    assert ratio == pytest.approx(of_paths / (linear + head + attention) / 1.5)
+    assert share == pytest.approx(9 * block / total)
+    assert ratio == pytest.approx((384 * layers + head + 12 * block) / total / 1.5)
 
 
 @given(st.integers(0, 10_000))

@@ -88,6 +88,14 @@ def test_a_whole_run_is_one_well_formed_page_with_every_part(tmp_path: Path) -> 
     assert not page.findall(".//p[@class='missing']")
 
 
+def test_steps_that_train_the_value_model_only_are_steps_of_the_run(tmp_path: Path) -> None:
+    progress = whole_run(tmp_path) / "progress.json"
+    said = json.loads(progress.read_text(encoding="utf-8")) | {"steps": 4}
+    progress.write_text(json.dumps(said), encoding="utf-8")
+    _, page = read(write_report(tmp_path, TOKENIZER))
+    assert "Finished: 3 of 4 training steps" in words(page)
+
+
 def test_pictures_have_words_and_charts_have_tables(tmp_path: Path) -> None:
     _, page = read(write_report(whole_run(tmp_path), TOKENIZER))
     pictures = [s for s in page.iter("svg") if s.get("aria-hidden") != "true"]

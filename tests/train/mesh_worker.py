@@ -30,7 +30,6 @@ from clawgym_jax.model import qwen3, sharding
 from clawgym_jax.model.attention import dense_tree_attention
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.parallel import MeshConfig, Parallel
-from clawgym_jax.train import mesh
 from clawgym_jax.train.checkpoint import Checkpoints
 from clawgym_jax.train.critic import CriticConfig, init_critic, trunk_config
 from clawgym_jax.train.machine import Step
@@ -162,7 +161,9 @@ def on_mesh(
     graphdef, shapes = qwen3.abstract(model, remat, parallel)
     sharding.check(model, shapes, parallel.mesh)
     programs = make_step(name, kind, graphdef, parallel, attention=attention)
-    return Side(programs, mesh.place(parallel, one_device(name, kind).params), parallel)
+    params = one_device(name, kind).params
+    params = jax.device_put(params, sharding.shardings(params, parallel.mesh))
+    return Side(programs, params, parallel)
 
 
 def distances(got: Any, wanted: Any) -> dict[str, float]:

@@ -40,16 +40,15 @@ def counts(name: str) -> Row:
     }
 
 
-def expected(name: str) -> Iterator[Row]:
-    """What operations alone give for the published models."""
-    row = counts(name)
+def expected(row: Row) -> Iterator[Row]:
+    """What operations alone give for the published models, from a row of `counts`."""
     of_tree = models.Work(row["unique_tok"], row["trained_tok"], row["tree_live"])
     of_paths = models.Work(row["path_tok"], row["trained_tok"], row["path_live"])
     for model, config in PUBLISHED.items():
         share, ratio = models.expected(config, of_tree, of_paths)
         yield {
             "part": "expected",
-            "group": name,
+            "group": row["group"],
             "model": model,
             "attention_share": round(share, 2),
             "packed_over_tree_over_sharing": round(ratio, 3),

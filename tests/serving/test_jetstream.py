@@ -238,7 +238,8 @@ def test_cancel_frees_the_slots_within_two_steps(
 
 
 def test_a_cancel_is_never_too_early(driver: Any) -> None:
-    """Not even before the orchestrator has heard of the request."""
+    """Not even before the orchestrator has heard of the request: the driver's loop is held."""
+    go_on = threading.Event()
 
     async def play() -> list[Completion]:
         jobs = [go(driver, f"early{i}", prompt_of(i, 8), max_tok=56) for i in range(6)]
@@ -246,7 +247,10 @@ def test_a_cancel_is_never_too_early(driver: Any) -> None:
         await asyncio.sleep(0)
         for i in range(6):
             driver.cancel(f"early{i}")
+        go_on.set()
         return await asyncio.gather(*tasks)
+
+    driver._loop.call_soon_threadsafe(go_on.wait)
 
     assert {done.finish for done in asyncio.run(play())} == {Finish.ABORT}
 

@@ -31,7 +31,7 @@ TINY = ExperimentConfig(
         slots=32,
         window_tok=768,
         prefill_batch=1,  # on a CPU a batch costs as much as its rows one by one
-        prefill_chunks=(32, 128, 384),
+        prefill_chunks=(32, 64, 128, 384),
         kv_buckets=(256, 384, 512),
     ),
     rollout=RolloutConfig(

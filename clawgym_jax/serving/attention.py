@@ -1,6 +1,6 @@
 """How the engine's queries attend to the keys and values of their slots.
 
-`attend_step`: one query per slot (decode); `attend_step_by_query`, its form for CPUs.
+`attend_step`: one query per slot (decode); `attend_step_by_block`, its form for CPUs.
 `attend_chunk`: a chunk of a prompt (prefill), in blocks of keys with a running softmax where the
 slot is long, so that no P x T scores are stored and blocks behind the chunk's end cost nothing; a
 47,000-token prompt is a matter of seconds then, not minutes.
@@ -13,6 +13,7 @@ Source: FlashAttention-2, https://arxiv.org/abs/2307.08691.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,20 +31,28 @@ def attend_step(
     Products in the cache's own type. (Written as multiply and reduce, a TPU's program writes the
     whole cache out in float32 first: 3 bytes for every byte of the cache beside the read itself.)
     """
-    return _step(_dot("skgd,sktd->skgt", *_grouped(q, past_k)), q, k, v, past_v, mask)
+    return _step(_dot("skgd,sktd->skgt", *_grouped(q, past_k)), q, k, v, [past_v], mask)
 
 
-def attend_step_by_query(
-    q: jax.Array, k: jax.Array, v: jax.Array, past_k: jax.Array, past_v: jax.Array, mask: jax.Array
+def attend_step_by_block(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    past_k: Sequence[jax.Array],
+    past_v: Sequence[jax.Array],
+    mask: jax.Array,
 ) -> jax.Array:
-    """As `attend_step`, its scores query by query.
+    """As `attend_step`, the past in blocks of tokens f[S,KV,t,hd], the scores query by query.
 
     A CPU's product of a matrix and a vector reads the matrix as it lies, that of two matrices
     rearranges it first. For few queries to a key.
     """
-    grouped, keys = _grouped(q, past_k)
-    scores = [_dot("skd,sktd->skt", grouped[:, :, i], keys) for i in range(grouped.shape[2])]
-    return _step(jnp.stack(scores, axis=2), q, k, v, past_v, mask)
+    scores = []
+    for block in past_k:
+        grouped, keys = _grouped(q, block)
+        each = [_dot("skd,sktd->skt", grouped[:, :, i], keys) for i in range(grouped.shape[2])]
+        scores.append(jnp.stack(each, axis=2))
+    return _step(jnp.concatenate(scores, axis=-1), q, k, v, past_v, mask)
 
 
 def _grouped(q: jax.Array, past_k: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -59,7 +68,7 @@ def _step(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    past_v: jax.Array,
+    past_v: Sequence[jax.Array],
     mask: jax.Array,
 ) -> jax.Array:
     grouped = q.reshape(*past.shape[:3], -1) / math.sqrt(q.shape[-1])
@@ -68,7 +77,11 @@ def _step(
     peak = jnp.maximum(jnp.max(past, axis=-1), own)
     past, own = jnp.exp(past - peak[..., None]), jnp.exp(own - peak)
     total = jnp.sum(past, axis=-1) + own
-    out = _dot("skgt,sktd->skgd", past.astype(past_v.dtype), past_v)
+    out, first = jnp.zeros((), jnp.float32), 0
+    for block in past_v:
+        weights = past[..., first : first + block.shape[2]].astype(block.dtype)
+        out = out + _dot("skgt,sktd->skgd", weights, block)
+        first += block.shape[2]
     out = (out + own[..., None] * v[:, 0, :, None]) / total[..., None]
     return out.astype(q.dtype).reshape(q.shape)
 
@@ -135,6 +148,86 @@ def _attend_in_blocks(
     out: jax.Array = (acc / total[..., None]).astype(past_v.dtype)
     out = out.reshape(batch, kv, group, size, width)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+def attend_chunk_by_block(
+    q: jax.Array,  # f[b, P, H, hd]
+    k: jax.Array,  # f[b, P, KV, hd], the chunk's own
+    v: jax.Array,
+    past_k: Sequence[jax.Array],  # f[b, KV, t, hd] each, one after another
+    past_v: Sequence[jax.Array],
+    starts: jax.Array,  # i32[b], how many of the past ones count
+    block: int = 4 * BLOCK,
+) -> jax.Array:
+    """As `attend_chunk`, the chunk's own keys and values apart from those before it.
+
+    block: a longer one of the past is attended to in parts, as far as somebody sees it.
+    """
+    batch, size, heads, width = q.shape
+    kv = k.shape[2]
+    queries = q.reshape(batch, size, kv, heads // kv, width).transpose(0, 2, 3, 1, 4)
+    queries = queries.reshape(batch, kv, -1, width) / math.sqrt(width)  # f[b, KV, G * P, hd]
+    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    order = jnp.arange(size)
+    own = jnp.tile(order[:, None] >= order, (heads // kv, 1))  # bool[G * P, P]
+    seen = _absorb(_nothing(queries), queries, keys, values, own)
+    first = 0
+    for block_k, block_v in zip(past_k, past_v, strict=True):
+        before = jnp.minimum(starts - first, block_k.shape[2])
+        if block_k.shape[2] <= block:
+            mask = _below(before, block_k.shape[2])
+            seen = _absorb(seen, queries, block_k, block_v, mask)
+        else:
+            seen = _absorb_in_parts(seen, queries, block_k, block_v, before, block)
+        first += block_k.shape[2]
+    _, total, acc = seen
+    out = (acc / total[..., None]).astype(v.dtype).reshape(batch, kv, heads // kv, size, width)
+    return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+_Seen = tuple[jax.Array, jax.Array, jax.Array]  # top, total f32[b, KV, Q], weighted f32[..., hd]
+
+
+def _nothing(queries: jax.Array) -> _Seen:
+    rows = queries.shape[:3]
+    top, total = jnp.full(rows, _LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
+    return top, total, jnp.zeros(queries.shape, jnp.float32)
+
+
+def _below(count: jax.Array, size: int) -> jax.Array:
+    """bool[b, 1, 1, size]: the first `count` i32[b]."""
+    return (jnp.arange(size) < count[:, None])[:, None, None]
+
+
+def _absorb(
+    seen: _Seen, queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
+) -> _Seen:
+    """What queries f[b, KV, Q, hd] have seen, and keys f[b, KV, t, hd] on top of it."""
+    top, total, acc = seen
+    scores = jnp.where(mask, _dot("bkqd,bktd->bkqt", queries, keys), -jnp.inf)
+    higher = jnp.maximum(top, jnp.max(scores, axis=-1))
+    weights, shrink = jnp.exp(scores - higher[..., None]), jnp.exp(top - higher)
+    added = _dot("bkqt,bktd->bkqd", weights.astype(values.dtype), values)
+    total = total * shrink + jnp.sum(weights, axis=-1)
+    return higher, total, acc * shrink[..., None] + added
+
+
+def _absorb_in_parts(
+    seen: _Seen,
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    before: jax.Array,
+    size: int,
+) -> _Seen:
+    keys, values = _by_block(keys, size), _by_block(values, size)
+
+    def step(j: jax.Array, seen: _Seen) -> _Seen:
+        return _absorb(seen, queries, keys[j], values[j], _below(before - j * size, size))
+
+    count = jnp.clip((jnp.max(before) + size - 1) // size, 0, keys.shape[0])
+    out: _Seen = jax.lax.fori_loop(0, count, step, seen)
+    return out
 
 
 def _by_block(x: jax.Array, block: int) -> jax.Array:

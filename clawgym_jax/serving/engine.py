@@ -26,10 +26,11 @@ from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.parallel_serving import ServingParallel
 from clawgym_jax.model.qwen3 import Qwen3
-from clawgym_jax.serving import mesh, programs
+from clawgym_jax.serving import mesh, moves, pieces, programs
+from clawgym_jax.serving.pieces import Cache
 from clawgym_jax.serving.programs import Scores
 from clawgym_jax.serving.sampling import Draw, Knobs
-from clawgym_jax.serving.state import DecodeState, EngineConfig, Prefill, Rows
+from clawgym_jax.serving.state import DecodeState, EngineConfig, Prefill, Room, Rows
 
 __all__ = ["UNKNOWN_EXPERT", "DecodeState", "Engine", "EngineConfig", "Prefill", "Rows"]
 
@@ -65,6 +66,7 @@ class Engine:
         self.parallel = parallel
         if forms is None:
             forms = programs.TPU if mesh.platform(parallel) == "tpu" else programs.PLAIN
+        self.copies_first = forms.cut  # prefill wants prefixes in their slots
         prefill = functools.partial(programs.prefill, graphdef, forms, self.routing)
         generate = functools.partial(programs.generate, graphdef, forms, self.rooms, self.routing)
         self._prefill = jax.jit(
@@ -74,9 +76,9 @@ class Engine:
             mesh.on_chips(parallel, generate), donate_argnums=(1,), static_argnums=(2,)
         )
         self._insert = jax.jit(programs.insert, donate_argnums=(0,))
-        self._copy = jax.jit(programs.copy, donate_argnums=(0,), static_argnums=(3, 4, 5))
-        self._save = jax.jit(programs.save, donate_argnums=(0,), static_argnums=(5,))
-        self._restore = jax.jit(programs.restore, donate_argnums=(0,), static_argnums=(4,))
+        self._copy = jax.jit(moves.copy, donate_argnums=(0,), static_argnums=(3, 4, 5))
+        self._save = jax.jit(moves.save, donate_argnums=(0,), static_argnums=(5,))
+        self._restore = jax.jit(moves.restore, donate_argnums=(0,), static_argnums=(4,))
         self._load = mesh.loader(parallel, model.dtype)
 
     @property
@@ -113,15 +115,21 @@ class Engine:
             step=zeros(jnp.int32),
         )
 
-        def cache(count: int, tokens: int) -> jax.Array:
-            return jnp.zeros((m.num_layers, count + 1, m.num_kv_heads, tokens, m.head_dim), m.dtype)
+        def shape(count: int, tokens: int) -> tuple[int, int, int, int, int]:
+            return m.num_layers, count + 1, m.num_kv_heads, tokens, m.head_dim
+
+        def cache(room: Room) -> Cache:
+            edges = [n for n in sorted(self.config.kv_buckets) if n < room.tokens]
+            cuts = [*edges, room.tokens] if self.copies_first else []
+            return pieces.empty(shape(room.slots, room.tokens), m.dtype, cuts)
 
         def pool() -> jax.Array | None:
-            return cache(self.config.pages, self.config.page_tok) if self.config.pages else None
+            pages = self.config.pages
+            return jnp.zeros(shape(pages, self.config.page_tok), m.dtype) if pages else None
 
         return DecodeState(
-            k=tuple(cache(room.slots, room.tokens) for room in self.rooms),
-            v=tuple(cache(room.slots, room.tokens) for room in self.rooms),
+            k=tuple(cache(room) for room in self.rooms),
+            v=tuple(cache(room) for room in self.rooms),
             pool_k=pool(),
             pool_v=pool(),
             length=zeros(jnp.int32),
@@ -172,8 +180,15 @@ class Engine:
         -> (with `score` the log-probs f32[b, P] of `targets` at the temperature and at 1, with
         routing on the experts u8[L, b, P, K]).
         """
-        reach = int(np.max(batch.starts)) + batch.tokens.shape[1]
-        bucket = self.bucket_for(min(reach, self.rooms[room].tokens), room)
+        if self.copies_first and (batch.sources != batch.slots).any():
+            raise ValueError(
+                f"expected prefixes in their slots {batch.slots}, got sources {batch.sources}; "
+                "copy them first"
+            )
+        reach = int(np.max(batch.starts))
+        if not self.copies_first:
+            reach = min(reach + batch.tokens.shape[1], self.rooms[room].tokens)
+        bucket = self.bucket_for(reach, room) if reach else 0
         return self._prefill(params, state, batch, room, bucket, score)  # type: ignore[no-any-return]
 
     def insert(self, state: DecodeState, rows: Rows) -> DecodeState:
@@ -198,7 +213,7 @@ class Engine:
     def copy(
         self, state: DecodeState, source: tuple[int, int], target: tuple[int, int], tokens: int
     ) -> DecodeState:
-        """The first `tokens` keys and values of a slot in another room's; (room, slot within)."""
+        """The first `tokens` keys and values of a slot in another; (room, slot within)."""
         room = (
             source[0] if self.rooms[source[0]].tokens < self.rooms[target[0]].tokens else target[0]
         )

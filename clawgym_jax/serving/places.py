@@ -1,7 +1,8 @@
 """Moves keys, values and routes so that a slot begins with the prefix that was claimed for it.
 
 What the slot held before goes into the pool, if there is one and it is worth it. Not here: which
-slot and prefix a request gets (`slots`), copies within a room (they are part of the prefill).
+slot and prefix a request gets (`slots`), copies within a room where a prefill makes
+them (`Engine.copies_first` is off).
 Invariant: what is written over was saved first, where it was to be kept.
 """
 
@@ -35,7 +36,8 @@ class Places:
     def at_once(self, claim: Claim) -> bool:
         """Whether programs beside the prefill move keys and values for this claim."""
         rooms = {self._table.room_of(slot) for slot in (claim.slot, claim.source)}
-        return bool(claim.pages) or len(rooms) > 1 or self._worth_keeping(claim)
+        copied = claim.source != claim.slot and self._engine.copies_first
+        return copied or bool(claim.pages) or len(rooms) > 1 or self._worth_keeping(claim)
 
     def place(self, state: DecodeState, claim: Claim) -> DecodeState:
         """Saves what the slot held, and brings the prefix into it."""

@@ -1,12 +1,14 @@
 """The engine's programs, for one chip: pure functions of parameters and state.
 
-Not here: compiling them, choosing static shapes (`engine`), what attention computes (`attention`).
+Not here: compiling them, choosing static shapes (`engine`), what attention computes (`attention`),
+copies (`moves`).
 Invariant: what a slot gets depends on its own tokens, seed and step only.
 Axes: see `state`; T' a bucket, the length up to which attention reads.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,8 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from clawgym_jax.model.qwen3 import Qwen3, all_logits, apply
-from clawgym_jax.serving.attention import attend_chunk, attend_step, attend_step_by_query
+from clawgym_jax.model.qwen3 import Output, Qwen3, all_logits, apply
+from clawgym_jax.serving import pieces
+from clawgym_jax.serving.attention import (
+    attend_chunk,
+    attend_chunk_by_block,
+    attend_step,
+    attend_step_by_block,
+)
+from clawgym_jax.serving.moves import replaced
+from clawgym_jax.serving.pieces import Cache
 from clawgym_jax.serving.sampling import Draw, draw
 from clawgym_jax.serving.state import Array, DecodeState, Prefill, Room, Rows
 
@@ -54,7 +64,7 @@ def scatter(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | None
 def write_rows(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | None) -> jax.Array:
     """As `scatter`, one slot after another."""
     slots = jnp.asarray(slots)
-    starts = jnp.zeros_like(slots) if starts is None else starts
+    starts = jnp.zeros_like(slots) if starts is None else jnp.asarray(starts)
 
     def one(row: jax.Array, cache: jax.Array) -> jax.Array:
         part = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=1)
@@ -67,12 +77,12 @@ def write_rows(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | N
 class Forms(NamedTuple):
     """The parts of which CPUs and TPUs want different forms; both give the same to rounding."""
 
-    write: Callable[[jax.Array, jax.Array, Array, Array | None], jax.Array]
-    attend: Callable[..., jax.Array]
+    write: pieces.Write
+    cut: bool  # keys and values are kept in pieces
 
 
-PLAIN = Forms(scatter, attend_step_by_query)
-TPU = Forms(write_rows, attend_step)  # a scatter would copy the whole cache
+PLAIN = Forms(scatter, cut=True)
+TPU = Forms(write_rows, cut=False)  # a scatter would copy the whole cache
 
 
 def generate(
@@ -95,37 +105,73 @@ def generate(
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         # `cache` is the layer's number: picked here, the layer is read in place; the scan copies.
         outs = []
-        for part, bucket, *kv in zip(parts, buckets, state.k, state.v, strict=True):
+        for part, bucket, keys, values in zip(parts, buckets, state.k, state.v, strict=True):
             if not bucket:
                 outs.append(jnp.zeros_like(q[part]))
                 continue
-            past_k, past_v = (x[cache, : part.stop - part.start, :, :bucket] for x in kv)
             mask = jnp.arange(bucket)[None, :] < position[part, None]  # bool[S, T']
-            outs.append(forms.attend(q[part], k[part], v[part], past_k, past_v, mask))
+            attend_to = _attend_whole if pieces.is_whole(keys) else _attend_pieces
+            outs.append(attend_to(q[part], k[part], v[part], keys, values, cache, mask))
         return jnp.concatenate(outs), (k[:, 0], v[:, 0])
 
-    layers = jnp.arange(state.k[0].shape[0])
+    layers = jnp.arange(pieces.layers(state.k[0]))
     tokens, positions = state.last[:, None], position[:, None]
     out = apply(graphdef, params, tokens, positions, attend, layers, want_routing=routing)
     drawn = draw(all_logits(graphdef, params, out.hidden[:, 0]), state.knobs, state.active)
-    keys, values = list(state.k), list(state.v)
+    all_keys, all_values = list(state.k), list(state.v)
     for i, (part, bucket) in enumerate(zip(parts, buckets, strict=True)):
         if bucket:
             count = part.stop - part.start  # idle slots write to scratch
             rows = jnp.where(state.active[part], jnp.arange(count), count)
+            at = rows, position[part], bucket, forms.write
             new_k, new_v = (x[:, part, :, None] for x in out.cache)  # f[L, S, KV, 1, hd]
-            keys[i] = forms.write(keys[i], new_k, rows, position[part])
-            values[i] = forms.write(values[i], new_v, rows, position[part])
+            all_keys[i] = pieces.put_token(all_keys[i], new_k, *at)
+            all_values[i] = pieces.put_token(all_values[i], new_v, *at)
     step = state.active.astype(jnp.int32)
     state = state._replace(
-        k=tuple(keys),
-        v=tuple(values),
+        k=tuple(all_keys),
+        v=tuple(all_values),
         length=state.length + step,
         last=jnp.where(state.active, drawn.ids, state.last),
         knobs=state.knobs._replace(step=state.knobs.step + step),
     )
     experts = out.routing[:, :, 0].astype(jnp.uint8) if out.routing is not None else None
     return state, (drawn, experts)
+
+
+def _attend_whole(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    past_k: Cache,
+    past_v: Cache,
+    layer: jax.Array,
+    mask: jax.Array,
+) -> jax.Array:
+    slots, bucket = mask.shape
+    keys, values = (x[0][0][layer, :slots, :, :bucket] for x in (past_k, past_v))
+    return attend_step(q, k, v, keys, values, mask)
+
+
+def _attend_pieces(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    past_k: Cache,
+    past_v: Cache,
+    layer: jax.Array,
+    mask: jax.Array,
+) -> jax.Array:
+    """The scratch slot attends as well, so that pieces are taken as they are."""
+    slots, bucket = mask.shape
+    q, k, v, mask = (jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1)) for x in (q, k, v, mask))
+
+    def branch(number: int) -> Callable[..., jax.Array]:
+        keys, values = (pieces.first_blocks(past, number, bucket) for past in (past_k, past_v))
+        return lambda q, k, v: attend_step_by_block(q, k, v, keys, values, mask)
+
+    out: jax.Array = jax.lax.switch(layer, [branch(i) for i in range(len(past_k))], q, k, v)
+    return out[:slots]
 
 
 def prefill(
@@ -143,22 +189,13 @@ def prefill(
     keys, values = state.k[room], state.v[room]
     size = batch.tokens.shape[1]
     position = batch.starts[:, None] + jnp.arange(size)[None, :]  # i32[b, P]
-    position = jnp.minimum(position, keys.shape[3] - 1)
-    rows = jnp.arange(batch.tokens.shape[0])[:, None]
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        past_k = cache[0].at[rows, :, position].set(k, mode="drop")
-        past_v = cache[1].at[rows, :, position].set(v, mode="drop")
-        return attend_chunk(q, past_k, past_v, position), (past_k, past_v)
-
-    cache = (keys[:, batch.sources, :, :bucket], values[:, batch.sources, :, :bucket])
-    tokens = jnp.asarray(batch.tokens)
-    out = apply(graphdef, params, tokens, position, attend, cache, want_routing=routing)
-    new_k, new_v = out.cache
-    state = state._replace(
-        k=_with(state.k, room, forms.write(keys, new_k, batch.slots, None)),
-        v=_with(state.v, room, forms.write(values, new_v, batch.slots, None)),
+    position = jnp.minimum(position, pieces.tokens(keys) - 1)
+    run = functools.partial(
+        apply, graphdef, params, jnp.asarray(batch.tokens), position, want_routing=routing
     )
+    fill = _fill_whole if pieces.is_whole(keys) else _fill_pieces
+    out, keys, values = fill(run, forms, keys, values, batch, position, bucket)
+    state = state._replace(k=replaced(state.k, room, keys), v=replaced(state.v, room, values))
     experts = out.routing.astype(jnp.uint8) if out.routing is not None else None
     if not score:
         return state, (None, experts)
@@ -168,64 +205,59 @@ def prefill(
     return state, (scores, experts)
 
 
-def copy(
-    state: DecodeState, source: Array, target: Array, source_room: int, room: int, bucket: int
-) -> DecodeState:
-    """The first T' keys and values of a slot in a slot of another room."""
+def _fill_whole(
+    run: Callable[..., Output],
+    forms: Forms,
+    keys: Cache,
+    values: Cache,
+    batch: Prefill,
+    position: jax.Array,
+    bucket: int,
+) -> tuple[Output, Cache, Cache]:
+    """Prefixes and suffixes are written together; T' covers both."""
+    rows = jnp.arange(batch.tokens.shape[0])[:, None]
 
-    def one(parts: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        taken = jax.lax.dynamic_slice_in_dim(parts[source_room], source, 1, axis=1)[
-            :, :, :, :bucket
-        ]
-        at = (0, target, 0, 0, 0)
-        return _with(parts, room, jax.lax.dynamic_update_slice(parts[room], taken, at))
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        past_k = cache[0].at[rows, :, position].set(k, mode="drop")
+        past_v = cache[1].at[rows, :, position].set(v, mode="drop")
+        return attend_chunk(q, past_k, past_v, position), (past_k, past_v)
 
-    return state._replace(k=one(state.k), v=one(state.v))
-
-
-def save(
-    state: DecodeState, slot: Array, first: Array, pages: Array, count: Array, room: int
-) -> DecodeState:
-    """Copies `count` pages of a slot, from its page `first` on, to `pages` i32[T / page]."""
-
-    def one(pool: jax.Array, keys: jax.Array) -> jax.Array:
-        size = (pool.shape[0], 1, *pool.shape[2:])
-
-        def page(i: jax.Array, pool: jax.Array) -> jax.Array:
-            at = (0, slot, 0, (first + i) * size[3], 0)
-            taken = jax.lax.dynamic_slice(keys, at, size)
-            return jax.lax.dynamic_update_slice(pool, taken, (0, pages[i], 0, 0, 0))
-
-        out: jax.Array = jax.lax.fori_loop(0, count, page, pool)
-        return out
-
-    assert state.pool_k is not None and state.pool_v is not None
-    return state._replace(
-        pool_k=one(state.pool_k, state.k[room]), pool_v=one(state.pool_v, state.v[room])
-    )
+    out = run(attend, tuple(pieces.take(x, batch.sources, bucket) for x in (keys, values)))
+    new_k, new_v = out.cache
+    keys = pieces.put(keys, new_k, batch.slots, forms.write)
+    return out, keys, pieces.put(values, new_v, batch.slots, forms.write)
 
 
-def restore(state: DecodeState, slot: Array, pages: Array, count: Array, room: int) -> DecodeState:
-    """Copies `count` pages to the beginning of a slot."""
+def _fill_pieces(
+    run: Callable[..., Output],
+    forms: Forms,
+    keys: Cache,
+    values: Cache,
+    batch: Prefill,
+    position: jax.Array,
+    bucket: int,
+) -> tuple[Output, Cache, Cache]:
+    """The prefixes are in their slots already (`copy`); T' covers them and only them."""
+    slots, starts = jnp.asarray(batch.slots), jnp.asarray(batch.starts)
 
-    def one(keys: jax.Array, pool: jax.Array) -> jax.Array:
-        def page(i: jax.Array, keys: jax.Array) -> jax.Array:
-            taken = jax.lax.dynamic_slice_in_dim(pool, pages[i], 1, axis=1)
-            at = (0, slot, 0, i * pool.shape[3], 0)
-            return jax.lax.dynamic_update_slice(keys, taken, at)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
+        def branch(number: int) -> Callable[..., jax.Array]:
+            def attend_to(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                past_k, past_v = (
+                    [block[slots] for block in pieces.first_blocks(x, number, bucket)]
+                    for x in (keys, values)
+                )
+                return attend_chunk_by_block(q, k, v, past_k, past_v, starts)
 
-        out: jax.Array = jax.lax.fori_loop(0, count, page, keys)
-        return out
+            return attend_to
 
-    assert state.pool_k is not None and state.pool_v is not None
-    return state._replace(
-        k=_with(state.k, room, one(state.k[room], state.pool_k)),
-        v=_with(state.v, room, one(state.v[room], state.pool_v)),
-    )
+        branches = [branch(i) for i in range(pieces.layers(keys))]
+        return jax.lax.switch(layer, branches, q, k, v), (k, v)
 
-
-def _with(parts: tuple[jax.Array, ...], index: int, new: jax.Array) -> tuple[jax.Array, ...]:
-    return (*parts[:index], new, *parts[index + 1 :])
+    out = run(attend, jnp.arange(pieces.layers(keys)))
+    new_k, new_v = out.cache
+    where = batch.slots, batch.starts, bucket
+    return out, pieces.put_chunk(keys, new_k, *where), pieces.put_chunk(values, new_v, *where)
 
 
 def _pick(logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 
 from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.serving.pieces import Cache
 from clawgym_jax.serving.sampling import Knobs
 
 SwapPolicy = Literal["drain", "continue", "abort"]
@@ -107,8 +108,8 @@ class DecodeState(NamedTuple):
     together: attention's products need it in this order.
     """
 
-    k: tuple[jax.Array, ...]  # f[L, S + 1, KV, T, hd] of each room
-    v: tuple[jax.Array, ...]
+    k: tuple[Cache, ...]  # f[L, S + 1, KV, T, hd] of each room, whole or in pieces
+    v: tuple[Cache, ...]
     pool_k: jax.Array | None  # f[L, N + 1, KV, page, hd]
     pool_v: jax.Array | None
     length: jax.Array  # i32[S], tokens with keys and values
@@ -122,7 +123,8 @@ class Prefill(NamedTuple):
 
     tokens: Array  # i32[b, P]
     slots: Array  # i32[b], where the result goes; counted within the room
-    sources: Array  # i32[b], slot of the room whose first `starts` tokens are the prefix
+    sources: Array  # i32[b], slots whose first `starts` tokens are the prefixes; as `slots`
+    # where the engine wants prefixes copied first
     starts: Array  # i32[b], tokens before the suffix
     targets: Array  # i32[b, P], token after each (for scoring), 0 where not wanted
     temperature: Array  # f32[b], for scoring

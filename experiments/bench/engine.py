@@ -34,7 +34,7 @@ QUICK = flags.DEFINE_bool("quick", False, "fewer repeats: within a minute")
 WINDOW_TOK = 768
 SLOTS = (16, 32, 48)
 LENGTHS_TOK = (100, 350, 700)
-CHUNKS_TOK = (32, 128, 384)
+CHUNKS_TOK = (32, 64, 128, 384)
 
 
 def times_ms(once: Callable[[], Any], repeats: int) -> dict[str, float]:

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from clawgym_jax.serving.attention import attend_chunk, attend_step, attend_step_by_query
+from clawgym_jax.serving.attention import (
+    attend_chunk,
+    attend_chunk_by_block,
+    attend_step,
+    attend_step_by_block,
+)
 
 QUERIES, KEYS = 5, 37
 
@@ -58,7 +63,28 @@ def head_by_head(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.stack(outs)
 
 
-@pytest.mark.parametrize("form", [attend_step, attend_step_by_query])
+def in_blocks(q: Any, k: Any, v: Any, past_k: Any, past_v: Any, mask: Any) -> jax.Array:
+    cuts = [1, 20]
+    past = (jnp.split(x, cuts, axis=2) for x in (past_k, past_v))
+    return attend_step_by_block(q, k, v, *past, mask)
+
+
+@pytest.mark.parametrize("block", [3, 64])
+def test_a_chunk_is_attention_over_blocks_of_the_past_and_itself(block: int) -> None:
+    q, past_k, past_v, position = inputs()
+    starts = position[:, 0]
+    rows = jnp.arange(3)[:, None]
+    k, v = (x[rows, :, position] for x in (past_k, past_v))  # f[b, P, KV, hd]
+    plain = attend_chunk(q, past_k, past_v, position, block=KEYS)
+    hidden = jnp.arange(KEYS)[None, None, :, None] >= starts[:, None, None, None]
+    blocks = (jnp.split(jnp.where(hidden, 1e3, x), [7, 30], axis=2) for x in (past_k, past_v))
+    got = jax.jit(attend_chunk_by_block, static_argnames="block")(
+        q, k, v, *blocks, starts, block=block
+    )
+    np.testing.assert_allclose(got, plain, atol=2e-6)
+
+
+@pytest.mark.parametrize("form", [attend_step, in_blocks])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_a_step_is_attention_over_the_past_and_itself(groups: int, form: Any) -> None:
     q, k, v = some((3, 1, 4, 6), 0), some((3, 1, groups, 6), 1), some((3, 1, groups, 6), 2)

@@ -28,7 +28,9 @@ from clawgym_jax.serving.engine import Engine, EngineConfig
 from clawgym_jax.serving.native_driver import NativeDriver
 
 MODEL = TINY.replace(vocab_size=61, hidden_size=32, num_layers=2, num_experts=4)
-CONFIG = EngineConfig(slots=4, window_tok=64, prefill_batch=2, prefill_chunks=(4, 16))
+CONFIG = EngineConfig(
+    slots=4, window_tok=64, prefill_batch=2, prefill_chunks=(4, 16), kv_buckets=(24, 40)
+)
 GRAPH, PARAMS = init(MODEL, jax.random.key(0))
 PARAMS = jax.tree.map(lambda x: 3.0 * x if x.ndim > 2 else x, PARAMS)  # distributions with shape
 OTHER = jax.tree.map(lambda x: 1.1 * x, PARAMS)

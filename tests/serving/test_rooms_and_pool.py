@@ -31,6 +31,7 @@ WITH_ROOMS = EngineConfig(
     window_tok=64,
     prefill_batch=2,
     prefill_chunks=(4, 16),
+    kv_buckets=(16, 40),
     room_slots=(3, 1),
     room_tok=(32, 64),
     cache_tok=96,

@@ -41,7 +41,7 @@ def engine_config(window_tok: int, kv_buckets: tuple[int, ...]) -> EngineConfig:
         slots=32,
         window_tok=window_tok,
         prefill_batch=1,
-        prefill_chunks=(32, 128, 384),
+        prefill_chunks=(32, 64, 128, 384),
         kv_buckets=kv_buckets,
     )
 

@@ -88,7 +88,7 @@ def shares(engine: Engine, params: Any) -> dict[str, int]:
             found["experts"] = leaf.addressable_shards[0].data.shape[1]
         if "embed" in _names(path):
             found["vocabulary"] = leaf.addressable_shards[0].data.shape[0]
-    (keys,) = engine.init_decode_state().k
+    keys = jax.tree.leaves(engine.init_decode_state().k)[0]
     return found | {"kv_heads": keys.addressable_shards[0].data.shape[2]}
 
 

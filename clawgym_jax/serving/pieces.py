@@ -41,6 +41,7 @@ def empty(shape: tuple[int, int, int, int, int], dtype: Any, edges: Sequence[int
 
 
 def is_whole(cache: Cache) -> bool:
+    """Whether it is one array; so is a cut one of one layer and one stretch."""
     return len(cache) == 1 and len(cache[0]) == 1
 
 

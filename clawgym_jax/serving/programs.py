@@ -110,7 +110,7 @@ def generate(
                 outs.append(jnp.zeros_like(q[part]))
                 continue
             mask = jnp.arange(bucket)[None, :] < position[part, None]  # bool[S, T']
-            attend_to = _attend_whole if pieces.is_whole(keys) else _attend_pieces
+            attend_to = _attend_pieces if forms.cut else _attend_whole
             outs.append(attend_to(q[part], k[part], v[part], keys, values, cache, mask))
         return jnp.concatenate(outs), (k[:, 0], v[:, 0])
 
@@ -193,7 +193,7 @@ def prefill(
     run = functools.partial(
         apply, graphdef, params, jnp.asarray(batch.tokens), position, want_routing=routing
     )
-    fill = _fill_whole if pieces.is_whole(keys) else _fill_pieces
+    fill = _fill_pieces if forms.cut else _fill_whole
     out, keys, values = fill(run, forms, keys, values, batch, position, bucket)
     state = state._replace(k=replaced(state.k, room, keys), v=replaced(state.v, room, values))
     experts = out.routing.astype(jnp.uint8) if out.routing is not None else None

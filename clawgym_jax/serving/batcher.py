@@ -246,7 +246,9 @@ class Batcher:
         for slot, r in self.running.items():
             room, coming = self._table.room_of(slot), before is not None and before.has(r)
             longest[room] = max(longest[room], len(r.prompt) + len(r.ids) + coming)
-        self._state, results = self._engine.generate(self._params, self._state, longest)
+        self._state, results = self._engine.generate(
+            self._params, self._state, longest, list(self.running)
+        )
         return Flight(dict(self.running), self.version, results)
 
     def _still_running(self, flight: Flight) -> list[tuple[int, Request]]:

@@ -26,7 +26,7 @@ from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.parallel_serving import ServingParallel
 from clawgym_jax.model.qwen3 import Qwen3
-from clawgym_jax.serving import mesh, moves, pieces, programs
+from clawgym_jax.serving import decode, mesh, moves, pieces, programs
 from clawgym_jax.serving.pieces import Cache
 from clawgym_jax.serving.programs import Scores
 from clawgym_jax.serving.sampling import Draw, Knobs
@@ -68,12 +68,12 @@ class Engine:
             forms = programs.TPU if mesh.platform(parallel) == "tpu" else programs.PLAIN
         self.copies_first = forms.cut  # prefill wants prefixes in their slots
         prefill = functools.partial(programs.prefill, graphdef, forms, self.routing)
-        generate = functools.partial(programs.generate, graphdef, forms, self.rooms, self.routing)
+        generate = functools.partial(decode.generate, graphdef, forms, self.rooms, self.routing)
         self._prefill = jax.jit(
             mesh.on_chips(parallel, prefill), donate_argnums=(1,), static_argnums=(3, 4, 5)
         )
         self._generate = jax.jit(
-            mesh.on_chips(parallel, generate), donate_argnums=(1,), static_argnums=(2,)
+            mesh.on_chips(parallel, generate), donate_argnums=(1,), static_argnums=(3, 4)
         )
         self._insert = jax.jit(programs.insert, donate_argnums=(0,))
         self._copy = jax.jit(moves.copy, donate_argnums=(0,), static_argnums=(3, 4, 5))
@@ -151,9 +151,10 @@ class Engine:
         rows, tokens = np.zeros(b, np.int32), np.zeros((b, chunk), np.int32)
         batch = Prefill(tokens, rows, rows, rows, tokens, np.ones(b, np.float32))
         whole = tuple(room.tokens for room in self.rooms)
+        all_slots, counts = np.arange(self.config.slots), tuple(r.slots for r in self.rooms)
         last = len(self.rooms) - 1
         return {
-            "decode": self._generate.lower(params, state, whole),
+            "decode": self._generate.lower(params, state, all_slots, counts, whole),
             "prefill": self._prefill.lower(params, state, batch, last, whole[last], False),
         }
 
@@ -196,11 +197,17 @@ class Engine:
         return self._insert(state, rows)  # type: ignore[no-any-return]
 
     def generate(
-        self, params: Params, state: DecodeState, longest_tok: int | Sequence[int]
+        self,
+        params: Params,
+        state: DecodeState,
+        longest_tok: int | Sequence[int],
+        busy: Sequence[int] | None = None,
     ) -> tuple[DecodeState, tuple[Draw, jax.Array | None]]:
-        """One token for every slot; inactive slots yield noise that nobody reads.
+        """One token for every active slot; the others yield noise that nobody reads.
 
         longest_tok: the largest length of an active slot in each room, 0 for a room without one.
+        busy: the active slots, where the caller knows them; then the smallest program with a row
+        for each runs (`EngineConfig.decode_rows`).
         -> (the draw, with routing on the experts u8[L, S, K] of the tokens that were fed)
         """
         longest = [longest_tok] if isinstance(longest_tok, int) else longest_tok
@@ -208,7 +215,26 @@ class Engine:
             self.bucket_for(min(n + 1, room.tokens), i) if n else 0
             for i, (n, room) in enumerate(zip(longest, self.rooms, strict=True))
         )
-        return self._generate(params, state, buckets)  # type: ignore[no-any-return]
+        slots, counts = self._rows_for(busy)
+        return self._generate(params, state, slots, counts, buckets)  # type: ignore[no-any-return]
+
+    def _rows_for(self, busy: Sequence[int] | None) -> tuple[np.ndarray, tuple[int, ...]]:
+        """Slots i32[R] of a decode step, padded with S; and how many of each room."""
+        slots, counts = np.arange(self.config.slots), [room.slots for room in self.rooms]
+        if busy is None or not self.config.decode_rows:
+            return slots, tuple(counts)
+        parts = []
+        for i, room in enumerate(self.rooms):
+            last = room.first + room.slots
+            here = sorted(slot for slot in busy if room.first <= slot < last)
+            fitting = [n for n in (0, *self.config.decode_rows) if len(here) <= n < room.slots]
+            counts[i] = min(fitting, default=room.slots)
+            all_of_it = counts[i] == room.slots
+            part = np.arange(room.first, last) if all_of_it else np.full(counts[i], len(slots))
+            if not all_of_it:
+                part[: len(here)] = here
+            parts.append(part)
+        return np.concatenate(parts), tuple(counts)
 
     def copy(
         self, state: DecodeState, source: tuple[int, int], target: tuple[int, int], tokens: int

@@ -1,8 +1,8 @@
-"""The engine's programs, for one chip: pure functions of parameters and state.
+"""The engine's programs but for the decode step (`decode`) and copies (`moves`), for one chip.
 
-Not here: compiling them, choosing static shapes (`engine`), what attention computes (`attention`),
-copies (`moves`).
-Invariant: what a slot gets depends on its own tokens, seed and step only.
+Pure functions of parameters and state. Not here: compiling them, choosing static shapes (`engine`),
+what attention computes (`attention`).
+Invariant: what a slot gets depends on its own tokens only.
 Axes: see `state`; T' a bucket, the length up to which attention reads.
 """
 
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from clawgym_jax.model.qwen3 import Output, Qwen3, all_logits, apply
@@ -22,13 +21,10 @@ from clawgym_jax.serving import pieces
 from clawgym_jax.serving.attention import (
     attend_chunk,
     attend_chunk_by_block,
-    attend_step,
-    attend_step_by_block,
 )
 from clawgym_jax.serving.moves import replaced
 from clawgym_jax.serving.pieces import Cache
-from clawgym_jax.serving.sampling import Draw, draw
-from clawgym_jax.serving.state import Array, DecodeState, Prefill, Room, Rows
+from clawgym_jax.serving.state import Array, DecodeState, Prefill, Rows
 
 Params = Any
 Scores = tuple[jax.Array, jax.Array]  # f32[b, P] of the targets: at the temperature, and at 1
@@ -83,95 +79,6 @@ class Forms(NamedTuple):
 
 PLAIN = Forms(scatter, cut=True)
 TPU = Forms(write_rows, cut=False)  # a scatter would copy the whole cache
-
-
-def generate(
-    graphdef: nnx.GraphDef[Qwen3],
-    forms: Forms,
-    rooms: tuple[Room, ...],
-    routing: bool,
-    params: Params,
-    state: DecodeState,
-    buckets: tuple[int, ...],
-) -> tuple[DecodeState, tuple[Draw, jax.Array | None]]:
-    """One token for every slot, and the experts u8[L, S, K] of the token that was fed.
-
-    buckets: T' of each room, 0 where no slot is active: nothing of such a room is read or written.
-    """
-    room_of_slot = np.concatenate([np.full(room.slots, room.tokens) for room in rooms])
-    position = jnp.minimum(state.length, jnp.asarray(room_of_slot - 1, jnp.int32))
-    parts = [slice(room.first, room.first + room.slots) for room in rooms]
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        # `cache` is the layer's number: picked here, the layer is read in place; the scan copies.
-        outs = []
-        for part, bucket, keys, values in zip(parts, buckets, state.k, state.v, strict=True):
-            if not bucket:
-                outs.append(jnp.zeros_like(q[part]))
-                continue
-            mask = jnp.arange(bucket)[None, :] < position[part, None]  # bool[S, T']
-            attend_to = _attend_pieces if forms.cut else _attend_whole
-            outs.append(attend_to(q[part], k[part], v[part], keys, values, cache, mask))
-        return jnp.concatenate(outs), (k[:, 0], v[:, 0])
-
-    layers = jnp.arange(pieces.layers(state.k[0]))
-    tokens, positions = state.last[:, None], position[:, None]
-    out = apply(graphdef, params, tokens, positions, attend, layers, want_routing=routing)
-    drawn = draw(all_logits(graphdef, params, out.hidden[:, 0]), state.knobs, state.active)
-    all_keys, all_values = list(state.k), list(state.v)
-    for i, (part, bucket) in enumerate(zip(parts, buckets, strict=True)):
-        if bucket:
-            count = part.stop - part.start  # idle slots write to scratch
-            rows = jnp.where(state.active[part], jnp.arange(count), count)
-            at = rows, position[part], bucket, forms.write
-            new_k, new_v = (x[:, part, :, None] for x in out.cache)  # f[L, S, KV, 1, hd]
-            all_keys[i] = pieces.put_token(all_keys[i], new_k, *at)
-            all_values[i] = pieces.put_token(all_values[i], new_v, *at)
-    step = state.active.astype(jnp.int32)
-    state = state._replace(
-        k=tuple(all_keys),
-        v=tuple(all_values),
-        length=state.length + step,
-        last=jnp.where(state.active, drawn.ids, state.last),
-        knobs=state.knobs._replace(step=state.knobs.step + step),
-    )
-    experts = out.routing[:, :, 0].astype(jnp.uint8) if out.routing is not None else None
-    return state, (drawn, experts)
-
-
-def _attend_whole(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    past_k: Cache,
-    past_v: Cache,
-    layer: jax.Array,
-    mask: jax.Array,
-) -> jax.Array:
-    slots, bucket = mask.shape
-    keys, values = (x[0][0][layer, :slots, :, :bucket] for x in (past_k, past_v))
-    return attend_step(q, k, v, keys, values, mask)
-
-
-def _attend_pieces(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    past_k: Cache,
-    past_v: Cache,
-    layer: jax.Array,
-    mask: jax.Array,
-) -> jax.Array:
-    """The scratch slot attends as well, so that pieces are taken as they are."""
-    slots, bucket = mask.shape
-    q, k, v, mask = (jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1)) for x in (q, k, v, mask))
-
-    def branch(number: int) -> Callable[..., jax.Array]:
-        keys, values = (pieces.first_blocks(past, number, bucket) for past in (past_k, past_v))
-        return lambda q, k, v: attend_step_by_block(q, k, v, keys, values, mask)
-
-    out: jax.Array = jax.lax.switch(layer, [branch(i) for i in range(len(past_k))], q, k, v)
-    return out[:slots]
 
 
 def prefill(

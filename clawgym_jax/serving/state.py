@@ -39,6 +39,7 @@ class EngineConfig:
     window_tok: int = 1024  # prompt + completion of the longest slot
     prefill_batch: int = 8  # b: prompts prefilled together
     prefill_chunks: tuple[int, ...] = (32, 128, 512)  # P: suffix lengths that have a program
+    decode_rows: tuple[int, ...] = ()  # requests for which a decode step has a program, beside all
     kv_buckets: tuple[int, ...] = ()  # lengths up to which attention reads; () = a slot's length
     room_slots: tuple[int, ...] = ()  # slots by length, from the shortest; () = all the longest
     room_tok: tuple[int, ...] = ()  # their lengths
@@ -54,6 +55,11 @@ class EngineConfig:
             raise ConfigError(
                 "engine: expected slots, prefill_batch, window_tok, page_tok and "
                 f"prefill_budget_tok of at least 1, got {self}"
+            )
+        if any(n < 1 for n in self.decode_rows):
+            raise ConfigError(
+                f"engine.decode_rows: expected numbers of requests, at least 1, got "
+                f"{self.decode_rows}; () has one program, for all slots"
             )
         if not self.prefill_chunks or max(self.prefill_chunks) > self.window_tok:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
@@ -40,10 +41,11 @@ WITH_ROOMS = EngineConfig(
 )
 ENGINE = Engine(GRAPH, MODEL, WITH_ROOMS)
 ROW_WRITER = Engine(GRAPH, MODEL, WITH_ROOMS, forms=programs.TPU)
+FEW_ROWS = Engine(GRAPH, MODEL, dataclasses.replace(WITH_ROOMS, decode_rows=(1, 2)))
 ONE_ROOM = Engine(GRAPH, MODEL, EngineConfig(slots=4, window_tok=64, prefill_chunks=(4, 16)))
 
 
-@pytest.fixture(params=[ENGINE, ROW_WRITER], ids=["scatter", "rows"])
+@pytest.fixture(params=[ENGINE, ROW_WRITER, FEW_ROWS], ids=["scatter", "rows", "few"])
 def driver(request: pytest.FixtureRequest) -> Iterator[NativeDriver]:
     with NativeDriver(request.param) as driver:
         driver.publish(PARAMS, 1)

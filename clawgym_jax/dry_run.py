@@ -204,7 +204,7 @@ def _serving(
     count = 1 if parallel is None else len(devices)
     programs = {
         name: Program(lambda name=name: lower()[name], count, blocks)  # type: ignore[misc]
-        for name in ("decode", "prefill")
+        for name in ("decode", "prefill", *(["decode_few"] if config.engine.decode_rows else []))
     }
     return programs, _decode_bytes(engine, shapes)
 

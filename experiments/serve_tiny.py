@@ -26,6 +26,7 @@ CONFIG: ExperimentConfig = dataclasses.replace(
         window_tok=WINDOW_TOK,
         prefill_batch=1,
         prefill_chunks=(128, 512, 2048),
+        decode_rows=(1,),
         kv_buckets=(1024, 4096, 16384),
     ),
     rollout=dataclasses.replace(TINY.rollout, limits=Limits(window_tok=WINDOW_TOK, max_tok=512)),

@@ -1,7 +1,7 @@
 """Compiles an experiment's programs for a TPU slice that is not here, and says whether they fit.
 
     python launch/compile_check.py --experiment=experiments/mix_grpo.py --override=scale=paper \
-        --topology=v5p:4x4x4 [--mesh=8,8] [--programs=old_logprobs,accumulate,apply,decode,prefill]
+        --topology=v5p:4x4x4 [--mesh=8,8] [--programs=accumulate,apply,decode,prefill,...]
 
 The real TPU compiler runs on a CPU host (package libtpu); nothing is executed. Printed for each
 program: compile time, peak memory of a chip against its limit, the ten largest buffers, FLOPs with

@@ -23,6 +23,7 @@ SMALL = QWEN3_30B_A3B.replace(
 )  # fmt: skip
 SETTINGS = (
     "scale=paper", "engine.slots=4", "engine.window_tok=2048", "engine.prefill_chunks=256",
+    "engine.decode_rows=1",
     "engine.kv_buckets=", "engine.room_slots=", "engine.room_tok=", "engine.cache_tok=2048",
     "batch.pack.row_tok=8192", "batch.pack.train_tok=2048",
     "model.micro_rows=2", "serving_mesh.expert=2", "serving_mesh.tensor=2",
@@ -80,7 +81,7 @@ def decode_flops(slots: int, window_tok: int) -> int:
 
 
 def test_apply_and_decode_compile_and_are_counted(tmp_path: Path) -> None:
-    done = check(tmp_path, "--mesh=2,4", "--programs=apply,decode")
+    done = check(tmp_path, "--mesh=2,4", "--programs=apply,decode,decode_few")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["mesh"] == {"fsdp": 2, "x": 4} and found["chips"] == 8
@@ -90,6 +91,9 @@ def test_apply_and_decode_compile_and_are_counted(tmp_path: Path) -> None:
     assert decode["received_bytes"].keys() <= {"all-gather", "all-reduce"}
     assert 1 <= decode["hbm_bytes"] / found["decode_bytes"] < 3  # small: much is not weights
     assert "times that" in done.stdout
+    few = found["programs"]["decode_few"]
+    assert few["flops"] < decode["flops"] / 2  # products of one row may be no matrix products
+    assert few["hbm_bytes"] < 0.6 * decode["hbm_bytes"]  # a copy of the slots would be above 1
     serving = found["resident_bytes"]["serving"]
     assert serving["serving copy, keys and values, working space"] == decode["peak_bytes"]
     assert [g["ok"] for g in found["goals"] if g["name"].startswith("serving")] == [True] * 2

@@ -154,10 +154,22 @@ def _attend_whole(
     mask: jax.Array,
     slots: jax.Array | None,
 ) -> jax.Array:
+    """Picked slots one by one: a TPU reads a slice in place; for a gather it copies everything."""
+    (keys,), (values,) = past_k[0], past_v[0]
     count, bucket = mask.shape
-    rows = slice(count) if slots is None else slots
-    keys, values = (x[0][0][layer, rows, :, :bucket] for x in (past_k, past_v))
-    return attend_step(q, k, v, keys, values, mask)
+    if slots is None:
+        keys, values = (x[layer, :count, :, :bucket] for x in (keys, values))
+        return attend_step(q, k, v, keys, values, mask)
+    size = (1, 1, keys.shape[2], bucket, keys.shape[4])
+
+    def one(row: tuple[jax.Array, ...]) -> jax.Array:
+        slot, q, k, v, seen = (x[None] for x in row)
+        at = (layer, slot[0], 0, 0, 0)
+        own_k, own_v = (jax.lax.dynamic_slice(x, at, size)[0] for x in (keys, values))
+        return attend_step(q, k, v, own_k, own_v, seen)[0]
+
+    out: jax.Array = jax.lax.map(one, (slots, q, k, v, mask))
+    return out
 
 
 def _attend_pieces(

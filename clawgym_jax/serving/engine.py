@@ -145,18 +145,25 @@ class Engine:
         return mesh.shaped(self.parallel, params, state)
 
     def lower(self, params: Params) -> dict[str, jax.stages.Lowered]:
-        """The largest decode and prefill programs, for parameters or shapes of the trainer's."""
+        """The largest programs, for parameters or shapes of the trainer's.
+
+        decode, prefill, and with `decode_rows` decode_few, that of the fewest requests.
+        """
         params, state = self.shapes(params)
         b, chunk = self.config.prefill_batch, max(self.config.prefill_chunks)
         rows, tokens = np.zeros(b, np.int32), np.zeros((b, chunk), np.int32)
         batch = Prefill(tokens, rows, rows, rows, tokens, np.ones(b, np.float32))
         whole = tuple(room.tokens for room in self.rooms)
-        all_slots, counts = np.arange(self.config.slots), tuple(r.slots for r in self.rooms)
         last = len(self.rooms) - 1
-        return {
-            "decode": self._generate.lower(params, state, all_slots, counts, whole),
+        slots, counts = self._rows_for(None)
+        lowered = {
+            "decode": self._generate.lower(params, state, slots, counts, whole),
             "prefill": self._prefill.lower(params, state, batch, last, whole[last], False),
         }
+        if self.config.decode_rows:
+            slots, counts = self._rows_for([room.first for room in self.rooms])
+            lowered["decode_few"] = self._generate.lower(params, state, slots, counts, whole)
+        return lowered
 
     def chunk_for(self, suffix_tok: int) -> int:
         """The smallest prefill program that holds the suffix, else the largest."""

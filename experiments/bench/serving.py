@@ -97,7 +97,7 @@ def throughput(load: Load, workers: dict[str, Worker], rounds: int) -> Iterator[
     for count in COUNTS:
         seconds: dict[str, list[float]] = {name: [] for name in names}
         same: dict[str, list[bool]] = {name: [] for name in names}
-        for number in range(-1, rounds):  # the first compiles programs and warms caches
+        for number in range(-2, rounds):  # the first two compile programs and warm caches
             asked = loads.rollouts(load, count, number, VOCABULARY)
             other = loads.nothing_shared(asked, number, VOCABULARY)
             answers = {

@@ -36,12 +36,13 @@ from experiments.bench.serving_parts.loads import Turn
 
 
 def engine_config(window_tok: int, kv_buckets: tuple[int, ...]) -> EngineConfig:
-    """As experiments/base.py has it for a CPU."""
+    """As experiments/base.py has it for a CPU, and steps for few requests."""
     return EngineConfig(
         slots=32,
         window_tok=window_tok,
         prefill_batch=1,
         prefill_chunks=(32, 64, 128, 384),
+        decode_rows=(2, 8),
         kv_buckets=kv_buckets,
     )
 

@@ -119,7 +119,7 @@ class Engine:
             return m.num_layers, count + 1, m.num_kv_heads, tokens, m.head_dim
 
         def cache(room: Room) -> Cache:
-            edges = [n for n in sorted(self.config.kv_buckets) if n < room.tokens]
+            edges = [n for n in sorted({*self.config.kv_buckets}) if n < room.tokens]
             cuts = [*edges, room.tokens] if self.copies_first else []
             return pieces.empty(shape(room.slots, room.tokens), m.dtype, cuts)
 

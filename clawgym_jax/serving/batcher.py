@@ -132,15 +132,20 @@ class Batcher:
     def advance(self) -> list[Finished]:
         """Prefills up to the budget of a step; what is only scored comes back when it is through.
 
-        Where nothing decodes, nobody waits for a step: then there is no limit.
+        Where nothing decodes, nobody waits for a step: then there is no limit but a cancelled
+        request, which is reaped between two rounds.
         """
-        while self.filling and self._may_prefill:
+        while self.filling and self._may_prefill and not self._cancelled_filling:
             group = self._next_group()
             before = self.stats.prefilled_tok
             self._fill(group)
             self._budget_tok -= self.stats.prefilled_tok - before
             self._start([r for r in group if not r.left_tok])
         return self.take_ended()
+
+    @property
+    def _cancelled_filling(self) -> bool:
+        return any(r.cancelled for r in self.filling.values())
 
     @property
     def _may_prefill(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import pytest
 
 from clawgym_jax.core.types import Completion, Finish
 from clawgym_jax.serving.native_driver import NativeDriver
+from clawgym_jax.serving.request import Request
 from tests.serving.test_native_driver import ENGINE, PARAMS, go, prompt_of
 
 
@@ -72,3 +73,22 @@ def test_a_loop_that_closes_meanwhile_hurts_nobody_else(
     monkeypatch.setattr(gone, "is_closed", lambda: False)
     done = asyncio.run(go(driver, "stays", prompt_of(2, 8), max_tok=40))
     assert len(done.ids) == 40 and driver.stats.restarts == 0
+
+
+def test_a_long_prompt_that_is_cancelled_is_not_prefilled_to_its_end(
+    driver: NativeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """62 tokens in chunks of 16; cancelled while the second one is computed."""
+    fill = driver._batcher._fill
+
+    def cancelling(group: Sequence[Request]) -> None:
+        fill(group)
+        if driver.stats.prefilled_tok == 32:
+            driver.cancel("long")
+
+    monkeypatch.setattr(driver._batcher, "_fill", cancelling)
+    done = asyncio.run(go(driver, "long", prompt_of(1, 63), max_tok=1))
+    assert (done.finish, len(done.ids)) == (Finish.ABORT, 0)
+    assert driver.stats.prefilled_tok == 32
+    again = asyncio.run(go(driver, "again", prompt_of(1, 63), max_tok=1))
+    assert again.cached_tok == 32  # what was computed serves the next one

@@ -45,26 +45,32 @@ class Batcher:
         self._stop_rule = StopRule(engine.config.window_tok, decode)
         self._run_ahead = run_ahead
         self._params: Any = None
+        self._flight: Flight | None = None  # the step ahead
         self._budget_tok = engine.config.prefill_budget_tok  # left until the next decode step
+        self._ended: list[Finished] = []  # not handed out yet
+        self._state: Any = None
         self.reset()
 
     def reset(self) -> None:
         """Empty slots; what ran is forgotten."""
         self.running.clear()
         self.filling.clear()
+        self._ended.clear()
+        self._state = self._flight = None  # first: there may be no room for old and new slots
         config = self._engine.config
         cache = PrefixCache(config.pages, config.page_tok) if config.pages else None
         self._table = SlotTable(self._engine.rooms, cache)
         self._routes = Routes(self._engine)
         self._places = Places(self._engine, self._table, cache, self._routes, self.stats)
         self._state = self._engine.init_decode_state()
-        self._flight: Flight | None = None  # the step ahead
 
     def swap(self, params: Any, version: int) -> None:
         """New weights; cached keys and values die with the old ones.
 
         Requests in flight go on with them, and with the keys and values that they have.
         """
+        if self.version:
+            self._state = self._engine.mend(self._state)
         self._params, self.version = params, version
         self._table.forget()
         for request in self.requests():
@@ -90,8 +96,14 @@ class Batcher:
     def stop(self, requests: Sequence[Request]) -> list[Finished]:
         """Ends requests early, with what they have."""
         running = [r for r in requests if r.slot in self.running]
-        ended = [self._finish(r, Finish.ABORT) for r in requests]
+        for r in requests:
+            self._finish(r, Finish.ABORT)
         self._deactivate(running)
+        return self.take_ended()
+
+    def take_ended(self) -> list[Finished]:
+        """What ended and was not handed out: after a failure, those whose tokens were all there."""
+        ended, self._ended = self._ended, []
         return ended
 
     def admit(self, requests: Sequence[Request]) -> None:
@@ -120,16 +132,20 @@ class Batcher:
     def advance(self) -> list[Finished]:
         """Prefills up to the budget of a step; what is only scored comes back when it is through.
 
-        Where nothing decodes, nobody waits for a step: then there is no limit.
+        Where nothing decodes, nobody waits for a step: then there is no limit but a cancelled
+        request, which is reaped between two rounds.
         """
-        ended: list[Finished] = []
-        while self.filling and self._may_prefill:
+        while self.filling and self._may_prefill and not self._cancelled_filling:
             group = self._next_group()
             before = self.stats.prefilled_tok
             self._fill(group)
             self._budget_tok -= self.stats.prefilled_tok - before
-            ended += self._start([r for r in group if not r.left_tok])
-        return ended
+            self._start([r for r in group if not r.left_tok])
+        return self.take_ended()
+
+    @property
+    def _cancelled_filling(self) -> bool:
+        return any(r.cancelled for r in self.filling.values())
 
     @property
     def _may_prefill(self) -> bool:
@@ -170,21 +186,21 @@ class Batcher:
                 self._table.fill(r.slot, r.prompt[: r.filled_tok])
             self.stats.prefilled_tok += len(part.tokens)
 
-    def _start(self, through: Sequence[Request]) -> list[Finished]:
+    def _start(self, through: Sequence[Request]) -> None:
         """Their prompts are in: they decode from here on, or are scored."""
         for r in through:
             del self.filling[r.slot]
             self.running[r.slot] = r
         scored = [r for r in through if r.forced is not None]
         self._activate([r for r in through if r.forced is None])
-        return self._score(scored) if scored else []
+        self._score(scored)
 
     def _padded(self, rows: Sequence[Suffix], size: int, room: int) -> Prefill:
         return padded.suffixes(
             rows, self._engine.config.prefill_batch, size, self._engine.rooms[room]
         )
 
-    def _score(self, requests: Sequence[Request]) -> list[Finished]:
+    def _score(self, requests: Sequence[Request]) -> None:
         """Teacher-forces the ids of `requests` and ends them."""
         by_room: dict[int, list[Request]] = {}
         for r in requests:
@@ -192,7 +208,8 @@ class Batcher:
         for room, rows in by_room.items():
             while any(len(r.ids) < len(r.targets) for r in rows):
                 self._score_chunk(room, rows)
-        return [self._finish(r, Finish.STOP) for r in requests]
+        for r in requests:
+            self._finish(r, Finish.STOP)
 
     def _score_chunk(self, room: int, requests: Sequence[Request]) -> None:
         size = self._engine.chunk_for(max(len(r.targets) - len(r.ids) for r in requests))
@@ -238,7 +255,8 @@ class Batcher:
         self._flight = None
         if self._run_ahead and any(not self._ends_with(flight, r) for r in self.running.values()):
             self._flight = self._launch(flight)
-        return self._land(flight)
+        self._land(flight)
+        return self.take_ended()
 
     def _launch(self, before: Flight | None) -> Flight:
         """Starts a decode step; `before` is one whose tokens are not known yet."""
@@ -258,7 +276,7 @@ class Batcher:
         """Whether its length says so; a stop token is not known before it is drawn."""
         return flight.has(r) and self._stop_rule.is_last(r, len(r.ids) + 1)
 
-    def _land(self, flight: Flight) -> list[Finished]:
+    def _land(self, flight: Flight) -> None:
         """Waits for a step, and gives the requests their tokens."""
         drawn, experts = flight.results
         drawn, experts = self._from_device((tuple(drawn), experts))
@@ -268,7 +286,7 @@ class Batcher:
         self.stats.slot_steps += len(lively)
         self.stats.sampled_tok += len(lively)
         now_s = time.perf_counter()
-        ended: list[Finished] = []
+        ended: list[Request] = []
         for slot, r in lively:
             self._routes.put_step(slot, len(r.prompt) - 1 + len(r.ids), experts)
             if not r.ids:
@@ -277,9 +295,9 @@ class Batcher:
             r.take(ids[slot], logprobs[slot], raw[slot], flight.version)
             finish, stop_string = self._stop_rule.verdict(r)
             if finish is not None:
-                ended.append(self._finish(r, finish, stop_string))
-        self._deactivate(r for r, _ in ended)
-        return ended
+                self._finish(r, finish, stop_string)
+                ended.append(r)
+        self._deactivate(ended)
 
     def _from_device(self, arrays: Any) -> Any:
         """Waits for the device."""
@@ -288,12 +306,12 @@ class Batcher:
         self.stats.device_s += time.perf_counter() - start_s
         return out
 
-    def _finish(self, r: Request, finish: Finish, stop_string: str | None = None) -> Finished:
+    def _finish(self, r: Request, finish: Finish, stop_string: str | None = None) -> None:
         """Ends a request with what it has; its slot keeps what it computed."""
-        self.running.pop(r.slot, None)
-        self.filling.pop(r.slot, None)
         known = np.concatenate([r.prompt, np.array(r.ids[:-1], np.int32)])
         kept = known if r.ids else r.prompt[: r.filled_tok]
         routing = self._routes.of(r.slot, int(kept.size), len(r.prompt) + len(r.ids))
         self._table.release(r.slot, NO_TOKENS if r.mixed else kept)
-        return r, r.completion(finish, stop_string, routing)
+        self._ended.append((r, r.completion(finish, stop_string, routing)))
+        self.running.pop(r.slot, None)
+        self.filling.pop(r.slot, None)

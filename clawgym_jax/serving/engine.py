@@ -79,6 +79,7 @@ class Engine:
         self._copy = jax.jit(moves.copy, donate_argnums=(0,), static_argnums=(3, 4, 5))
         self._save = jax.jit(moves.save, donate_argnums=(0,), static_argnums=(5,))
         self._restore = jax.jit(moves.restore, donate_argnums=(0,), static_argnums=(4,))
+        self._mend = jax.jit(moves.mend, donate_argnums=(0,))
         self._load = mesh.loader(parallel, model.dtype)
 
     @property
@@ -119,7 +120,7 @@ class Engine:
             return m.num_layers, count + 1, m.num_kv_heads, tokens, m.head_dim
 
         def cache(room: Room) -> Cache:
-            edges = [n for n in sorted(self.config.kv_buckets) if n < room.tokens]
+            edges = [n for n in sorted({*self.config.kv_buckets}) if n < room.tokens]
             cuts = [*edges, room.tokens] if self.copies_first else []
             return pieces.empty(shape(room.slots, room.tokens), m.dtype, cuts)
 
@@ -272,6 +273,10 @@ class Engine:
         numbers = self._page_numbers(room, pages)
         count = np.int32(len(pages))
         return self._restore(state, np.int32(slot), numbers, count, room)  # type: ignore[no-any-return]
+
+    def mend(self, state: DecodeState) -> DecodeState:
+        """Without what weights that are not finite left: under a mask, 0 times NaN is NaN."""
+        return self._mend(state)  # type: ignore[no-any-return]
 
     def _page_numbers(self, room: int, pages: Sequence[int]) -> np.ndarray:
         """i32[T / page], padded with the scratch page."""

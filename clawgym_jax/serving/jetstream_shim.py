@@ -31,6 +31,7 @@ from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.serving.jetstream_rows import COLUMNS
 
 _IDLE = "At this point we must have some requests"  # the assertion of an idle generate thread
+_INT32_MAX = (1 << 31) - 1
 _patching = threading.Lock()
 
 
@@ -48,7 +49,8 @@ class Wire:
         As token ids, so that rows come back as integers; the session cache must stay empty.
         """
         message = self.messages.DecodeRequest
-        return message(token_content=message.TokenContent(token_ids=[handle]), max_tokens=max_tok)
+        tokens, most = message.TokenContent(token_ids=[handle]), min(max_tok, _INT32_MAX)
+        return message(token_content=tokens, max_tokens=most)
 
 
 @dataclass(frozen=True)

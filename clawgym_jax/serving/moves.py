@@ -7,6 +7,7 @@ Axes: see `state`; T' a bucket, the length up to which is copied.
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from clawgym_jax.serving import pieces
 from clawgym_jax.serving.pieces import Cache
@@ -69,6 +70,16 @@ def restore(
         k=replaced(state.k, room, one(state.k[room], state.pool_k)),
         v=replaced(state.v, room, one(state.v[room], state.pool_v)),
     )
+
+
+def mend(state: DecodeState) -> DecodeState:
+    """With 0 for what is not finite, in all slots and pages."""
+
+    def one(x: jax.Array) -> jax.Array:
+        return jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x))
+
+    mended: DecodeState = jax.tree.map(one, state)
+    return mended
 
 
 def _row(cache: Cache, slot: Array) -> tuple[jax.Array, Array]:

@@ -10,6 +10,7 @@ the requests in it and nothing else; by default weights never change under a req
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -166,7 +167,7 @@ class NativeDriver(Asking):
             else:
                 r.future.set_exception(result)
 
-        if not r.loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits any more
             r.loop.call_soon_threadsafe(deliver)
 
     # --- faults ------------------------------------------------------------------------------

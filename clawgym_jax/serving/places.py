@@ -61,8 +61,9 @@ class Places:
     def _save(self, state: DecodeState, claim: Claim) -> DecodeState:
         assert self._cache is not None
         room, slot = self._within(claim.slot)
+        before = self._cache.evicted
         keep = self._cache.keep(claim.lost, spare=claim.pages)
-        self._stats.evicted_pages = self._cache.evicted
+        self._stats.evicted_pages += self._cache.evicted - before
         if keep.pages:
             first, pages = keep.first_page, keep.pages
             state = self._engine.save(state, room, slot, first, pages)

@@ -68,12 +68,13 @@ class Rounds:
         if self._batcher.busy and self.policy == "abort":
             self._end(self._batcher.stop(self._batcher.requests()))
         with self._wake:
-            (params, version), self.pending = self.pending, None
-            self._batcher.swap(params, version)
+            self._batcher.swap(*self.pending)
+            self.pending = None
             self._wake.notify_all()
 
     def in_engine(self) -> list[Request]:
-        """What a failure of the engine takes with it; each once."""
+        """What a failure of the engine takes with it, each once; what had ended is handed out."""
+        self._end(self._batcher.take_ended())
         return list(dict.fromkeys([*self.taken, *self._batcher.requests()]))
 
     def _take(self) -> bool:

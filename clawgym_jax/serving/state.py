@@ -20,6 +20,8 @@ from clawgym_jax.serving.pieces import Cache
 from clawgym_jax.serving.sampling import Knobs
 
 SwapPolicy = Literal["drain", "continue", "abort"]
+_NUMBERS = "slots", "window_tok", "prefill_batch", "prefill_budget_tok", "page_tok", "cache_tok"
+_LENGTHS = "prefill_chunks", "decode_rows", "kv_buckets", "room_slots", "room_tok"
 Array = Any  # numpy on the way in, traced inside a program
 
 
@@ -50,20 +52,10 @@ class EngineConfig:
     swap_policy: SwapPolicy = "drain"  # of requests in flight: see rounds
 
     def __post_init__(self) -> None:
-        sizes = self.slots, self.prefill_batch, self.window_tok, self.page_tok
-        if min(*sizes, self.prefill_budget_tok) < 1:
-            raise ConfigError(
-                "engine: expected slots, prefill_batch, window_tok, page_tok and "
-                f"prefill_budget_tok of at least 1, got {self}"
-            )
-        if any(n < 1 for n in self.decode_rows):
-            raise ConfigError(
-                f"engine.decode_rows: expected numbers of requests, at least 1, got "
-                f"{self.decode_rows}; () has one program, for all slots"
-            )
+        self._check_numbers()
         if not self.prefill_chunks or max(self.prefill_chunks) > self.window_tok:
             raise ConfigError(
-                f"prefill_chunks {self.prefill_chunks} must be non-empty and at most "
+                f"engine: prefill_chunks {self.prefill_chunks} must be non-empty and at most "
                 f"window_tok={self.window_tok}"
             )
         if self.swap_policy not in get_args(SwapPolicy):
@@ -76,6 +68,22 @@ class EngineConfig:
             raise ConfigError(
                 f"engine: with cache_tok, expected slots of whole pages of {self.page_tok} tokens, "
                 f"got {[room.tokens for room in self.rooms]}; change page_tok"
+            )
+
+    def _check_numbers(self) -> None:
+        for name in _NUMBERS:
+            least = 0 if name == "cache_tok" else 1
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigError(f"engine.{name}: expected an integer >= {least}, got {value!r}")
+        for name in _LENGTHS:
+            given = getattr(self, name)
+            if type(given) not in (tuple, list) or any(type(n) is not int or n < 1 for n in given):
+                raise ConfigError(f"engine.{name}: expected integers >= 1, got {given!r}")
+        if 0 < self.cache_tok < self.page_tok:
+            raise ConfigError(
+                f"engine.cache_tok: expected 0 (no pool) or at least a page of {self.page_tok} "
+                f"tokens, got {self.cache_tok}; change it or page_tok"
             )
 
     def _check_rooms(self) -> None:

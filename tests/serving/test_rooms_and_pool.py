@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawgym_jax.core.errors import ConfigError
+from clawgym_jax.core.errors import ConfigError, EngineRestarted
 from clawgym_jax.core.types import Completion
 from clawgym_jax.model.attention import dense_tree_attention
 from clawgym_jax.model.qwen3 import apply, apply_logits
@@ -169,6 +170,40 @@ def test_a_step_comes_after_the_budget_however_many_wait(monkeypatch: pytest.Mon
     assert sum(between) + prefilled[0] == driver.stats.prefilled_tok
 
 
+@pytest.mark.parametrize("buckets", [(16, 16, 40), (40, 16), (64, 100), (32, 32, 64)])
+def test_buckets_may_come_in_any_order_twice_and_too_long(buckets: tuple[int, ...]) -> None:
+    with NativeDriver(Engine(GRAPH, MODEL, replace(WITH_ROOMS, kv_buckets=buckets))) as driver:
+        driver.publish(PARAMS, 1)
+        for i, length in enumerate((15, 16, 17, 31, 32, 41, 63)):
+            prompt = prompt_of(i, length)
+            done = asyncio.run(go(driver, f"b{i}", prompt, max_tok=8))
+            check(prompt, done)
+            longer = np.concatenate([prompt, done.ids, [1]])
+            if longer.size < 64:
+                check(longer, asyncio.run(go(driver, f"c{i}", longer, max_tok=8)))
+
+
+def test_a_restart_does_not_take_back_evictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter of Prometheus only rises."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    with NativeDriver(ENGINE) as driver:
+        driver.publish(PARAMS, 1)
+        for turn in range(2):
+            for i in range(6):
+                asyncio.run(go(driver, f"e{turn}.{i}", prompt_of(10 * turn + i, 36), max_tok=4))
+            evicted = driver.stats.evicted_pages
+            if not turn:
+                first = evicted
+                with monkeypatch.context() as patch:
+                    patch.setattr(ENGINE, "generate", broken)
+                    with pytest.raises(EngineRestarted):
+                        asyncio.run(go(driver, "unlucky", prompt_of(3, 8)))
+        assert evicted == 2 * first > 0
+
+
 def test_short_requests_leave_long_slots_to_those_who_need_them() -> None:
     table = SlotTable([Room(0, 1, 16), Room(1, 1, 64)])
     assert table.choose([10, 10]) == [0, 1]  # nobody needs the long one
@@ -186,6 +221,13 @@ def test_short_requests_leave_long_slots_to_those_who_need_them() -> None:
         ({"room_slots": (2, 2), "room_tok": (64, 16)}, "expected room_tok to rise"),
         ({"room_slots": (2, 2), "room_tok": (16, 32)}, "the last room_tok to be window_tok=64"),
         ({"cache_tok": 64, "page_tok": 24}, "whole pages of 24"),
+        ({"cache_tok": 8, "page_tok": 16}, "at least a page of 16"),
+        ({"cache_tok": -64}, r"engine.cache_tok: expected an integer >= 0, got -64"),
+        ({"prefill_batch": 2.0}, "engine.prefill_batch: expected an integer >= 1, got 2.0"),
+        ({"prefill_budget_tok": 0}, "engine.prefill_budget_tok: expected an integer >= 1, got 0"),
+        ({"kv_buckets": (16, 0)}, "engine.kv_buckets: expected integers >= 1"),
+        ({"kv_buckets": (16.5,)}, "engine.kv_buckets: expected integers >= 1"),
+        ({"room_slots": (2, 2), "room_tok": (0, 64)}, "engine.room_tok: expected integers >= 1"),
     ],
 )
 def test_wrong_shapes_say_what_was_expected(fields: dict[str, object], said: str) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from clawgym_jax.core.types import Finish
+from clawgym_jax.core.errors import SamplerError
+from clawgym_jax.core.types import Completion, Finish
 from clawgym_jax.serving import padded
 from clawgym_jax.serving.engine import Engine, Prefill
 from clawgym_jax.serving.padded import Suffix
@@ -135,7 +136,9 @@ class Batcher:
         Where nothing decodes, nobody waits for a step: then there is no limit but a cancelled
         request, which is reaped between two rounds.
         """
-        while self.filling and self._may_prefill and not self._cancelled_filling:
+        while self.filling and self._may_prefill:
+            if any(r.cancelled for r in self.filling.values()):
+                break
             group = self._next_group()
             before = self.stats.prefilled_tok
             self._fill(group)
@@ -144,34 +147,30 @@ class Batcher:
         return self.take_ended()
 
     @property
-    def _cancelled_filling(self) -> bool:
-        return any(r.cancelled for r in self.filling.values())
-
-    @property
     def _may_prefill(self) -> bool:
         return self._budget_tok > 0 or not self.running
 
     def _next_group(self) -> list[Request]:
         """Requests of one room, oldest first, as many as a batch holds."""
-        first = next(iter(self.filling.values()))
-        room = self._table.room_of(first.slot)
-        group = [r for r in self.filling.values() if self._table.room_of(r.slot) == room]
+        oldest = next(iter(self.filling.values()))
+        (group,) = (rows for _, rows in self._by_room(self.filling.values()) if oldest in rows)
         return group[: self._engine.config.prefill_batch]
 
     def _fill(self, group: Sequence[Request]) -> None:
         """One chunk of each prompt; the last token is left for the first decode step."""
-        for room in sorted({self._table.room_of(r.slot) for r in group}):
-            rows = [r for r in group if self._table.room_of(r.slot) == room]
+        for room, rows in self._by_room(group):
             if any(r.left_tok or r.source >= 0 for r in rows):
                 self._fill_room(room, rows)
 
+    def _by_room(self, group: Iterable[Request]) -> list[tuple[int, list[Request]]]:
+        rooms: dict[int, list[Request]] = {}
+        for r in group:
+            rooms.setdefault(self._table.room_of(r.slot), []).append(r)
+        return sorted(rooms.items())
+
     def _fill_room(self, room: int, rows: Sequence[Request]) -> None:
         size = self._engine.chunk_for(max(r.left_tok for r in rows))
-        parts = []
-        for r in rows:
-            n, at = min(size, r.left_tok), r.filled_tok
-            source = r.source if r.source >= 0 else r.slot
-            parts.append(Suffix(r.slot, source, at, r.prompt[at : at + n]))
+        parts = [padded.unfilled(r, size) for r in rows]
         batch = self._padded(parts, size, room)
         self._state, (_, experts) = self._engine.prefill(
             self._params, self._state, batch, room=room
@@ -196,16 +195,12 @@ class Batcher:
         self._score(scored)
 
     def _padded(self, rows: Sequence[Suffix], size: int, room: int) -> Prefill:
-        return padded.suffixes(
-            rows, self._engine.config.prefill_batch, size, self._engine.rooms[room]
-        )
+        engine = self._engine
+        return padded.suffixes(rows, engine.config.prefill_batch, size, engine.rooms[room])
 
     def _score(self, requests: Sequence[Request]) -> None:
         """Teacher-forces the ids of `requests` and ends them."""
-        by_room: dict[int, list[Request]] = {}
-        for r in requests:
-            by_room.setdefault(self._table.room_of(r.slot), []).append(r)
-        for room, rows in by_room.items():
+        for room, rows in self._by_room(requests):
             while any(len(r.ids) < len(r.targets) for r in rows):
                 self._score_chunk(room, rows)
         for r in requests:
@@ -213,24 +208,16 @@ class Batcher:
 
     def _score_chunk(self, room: int, requests: Sequence[Request]) -> None:
         size = self._engine.chunk_for(max(len(r.targets) - len(r.ids) for r in requests))
-        rows = []
-        for r in requests:
-            at, forced = len(r.ids), r.targets
-            fed = np.concatenate([r.prompt[-1:], forced[:-1]])[at : at + size]
-            start, targets = len(r.prompt) - 1 + at, forced[at : at + size]
-            rows.append(Suffix(r.slot, r.slot, start, fed, targets, r.params.temperature))
+        rows = [padded.forced(r, size) for r in requests]
         batch = self._padded(rows, size, room)
         self._state, (scores, experts) = self._engine.prefill(
             self._params, self._state, batch, score=True, room=room
         )
-        logprobs, raw = (np.asarray(x) for x in self._from_device(scores))
+        logprobs, raw = (x.tolist() for x in self._from_device(scores))
         for i, (r, row) in enumerate(zip(requests, rows, strict=True)):
-            n = len(row.tokens)
-            self._routes.put(r.slot, row.start, experts, i, n)
-            r.ids.extend(row.targets.tolist())
-            r.logprobs.extend(logprobs[i, :n].tolist())
-            r.raw.extend(raw[i, :n].tolist())
-            r.versions.extend([self.version] * n)
+            self._routes.put(r.slot, row.start, experts, i, len(row.tokens))
+            for j, token in enumerate(row.targets.tolist()):
+                r.take(token, logprobs[i][j], raw[i][j], self.version)
 
     def _activate(self, requests: Sequence[Request]) -> None:
         if requests:
@@ -250,7 +237,7 @@ class Batcher:
         """
         self._budget_tok = self._engine.config.prefill_budget_tok
         flight = self._flight
-        if flight is None or not self._still_running(flight):
+        if flight is None or not flight.among(self.running):
             flight = self._launch(None)
         self._flight = None
         if self._run_ahead and any(not self._ends_with(flight, r) for r in self.running.values()):
@@ -269,9 +256,6 @@ class Batcher:
         )
         return Flight(dict(self.running), self.version, results)
 
-    def _still_running(self, flight: Flight) -> list[tuple[int, Request]]:
-        return [(slot, r) for slot, r in self.running.items() if flight.has(r)]
-
     def _ends_with(self, flight: Flight, r: Request) -> bool:
         """Whether its length says so; a stop token is not known before it is drawn."""
         return flight.has(r) and self._stop_rule.is_last(r, len(r.ids) + 1)
@@ -281,7 +265,7 @@ class Batcher:
         drawn, experts = flight.results
         drawn, experts = self._from_device((tuple(drawn), experts))
         ids, logprobs, raw = (x.tolist() for x in drawn)
-        lively = self._still_running(flight)
+        lively = flight.among(self.running)
         self.stats.steps += 1
         self.stats.slot_steps += len(lively)
         self.stats.sampled_tok += len(lively)
@@ -293,11 +277,20 @@ class Batcher:
                 self.stats.first_tokens += 1
                 self.stats.first_token_s += max(now_s - r.arrived_s, 0.0)
             r.take(ids[slot], logprobs[slot], raw[slot], flight.version)
-            finish, stop_string = self._stop_rule.verdict(r)
-            if finish is not None:
-                self._finish(r, finish, stop_string)
+            if self._ends(r):
                 ended.append(r)
         self._deactivate(ended)
+
+    def _ends(self, r: Request) -> bool:
+        """Whether the last token did; what the tokenizer cannot read fails its own request."""
+        try:
+            finish, stop_string = self._stop_rule.verdict(r)
+        except SamplerError as error:
+            self._end(r, error)
+            return True
+        if finish is not None:
+            self._finish(r, finish, stop_string)
+        return finish is not None
 
     def _from_device(self, arrays: Any) -> Any:
         """Waits for the device."""
@@ -307,11 +300,16 @@ class Batcher:
         return out
 
     def _finish(self, r: Request, finish: Finish, stop_string: str | None = None) -> None:
-        """Ends a request with what it has; its slot keeps what it computed."""
+        """Ends a request with what it has."""
+        known = len(r.prompt) + len(r.ids) - 1 if r.ids else r.filled_tok
+        routing = self._routes.of(r.slot, known, len(r.prompt) + len(r.ids))
+        self._end(r, r.completion(finish, stop_string, routing))
+
+    def _end(self, r: Request, result: Completion | SamplerError) -> None:
+        """Its slot keeps what it computed."""
         known = np.concatenate([r.prompt, np.array(r.ids[:-1], np.int32)])
         kept = known if r.ids else r.prompt[: r.filled_tok]
-        routing = self._routes.of(r.slot, int(kept.size), len(r.prompt) + len(r.ids))
         self._table.release(r.slot, NO_TOKENS if r.mixed else kept)
-        self._ended.append((r, r.completion(finish, stop_string, routing)))
+        self._ended.append((r, result))
         self.running.pop(r.slot, None)
         self.filling.pop(r.slot, None)

@@ -102,7 +102,7 @@ class Engine:
 
     def init_decode_state(self) -> DecodeState:
         """Empty slots."""
-        return mesh.place_state(self.parallel, self._empty())  # type: ignore[no-any-return]
+        return mesh.fresh(self.parallel, self._empty)  # type: ignore[no-any-return]
 
     def _empty(self) -> DecodeState:
         m, s = self.model, self.config.slots

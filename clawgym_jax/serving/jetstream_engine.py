@@ -229,8 +229,12 @@ class JetStreamEngine:
 
     def _end_all(self, finished: Sequence[Finished]) -> None:
         with self._wake:
-            for request, completion in finished:
-                self._owners.pop(request).completion = completion
+            for request, result in finished:
+                entry = self._owners.pop(request)
+                if isinstance(result, SamplerError):
+                    entry.error = result
+                else:
+                    entry.completion = result
 
     def _fail(self, error: Exception) -> None:
         """Ends the requests that were in the batcher, and empties its slots."""

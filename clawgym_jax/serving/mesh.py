@@ -79,11 +79,12 @@ def computed(params: Any, dtype: DTypeLike) -> Any:
     return jax.tree_util.tree_map_with_path(one, params)
 
 
-def place_state(parallel: ServingParallel | None, state: Any) -> Any:
-    """A fresh decode state, on the chips."""
+def fresh(parallel: ServingParallel | None, empty: Callable[[], Any]) -> Any:
+    """A decode state, each chip's share made there: one chip has no room for the whole."""
     if parallel is None:
-        return state
-    return jax.device_put(state, _state_shardings(parallel, state))
+        return empty()
+    where = _state_shardings(parallel, jax.eval_shape(empty))
+    return jax.jit(empty, out_shardings=where)()
 
 
 def shaped(parallel: ServingParallel | None, params: Any, state: Any) -> tuple[Any, Any]:

@@ -152,8 +152,8 @@ class NativeDriver(Asking):
         return self._closed or self._batcher.busy or bool(rounds.waiting or rounds.pending)
 
     def _resolve_all(self, finished: Sequence[Finished]) -> None:
-        for request, completion in finished:
-            self._resolve(request, completion)
+        for request, result in finished:
+            self._resolve(request, result)
 
     def _resolve(self, r: Request, result: Completion | SamplerError) -> None:
         with self._wake:

@@ -48,6 +48,21 @@ def suffixes(rows: Sequence[Suffix], b: int, size: int, room: Room) -> Prefill:
     return batch
 
 
+def unfilled(r: Request, size: int) -> Suffix:
+    """The next tokens of a prompt, at most `size`; its last one is fed by the first step."""
+    n, at = min(size, r.left_tok), r.filled_tok
+    source = r.source if r.source >= 0 else r.slot
+    return Suffix(r.slot, source, at, r.prompt[at : at + n])
+
+
+def forced(r: Request, size: int) -> Suffix:
+    """The next tokens, at most `size`, that a request is scored for."""
+    at, ids = len(r.ids), r.targets
+    fed = np.concatenate([r.prompt[-1:], ids[:-1]])[at : at + size]
+    start, targets = len(r.prompt) - 1 + at, ids[at : at + size]
+    return Suffix(r.slot, r.slot, start, fed, targets, r.params.temperature)
+
+
 def starting(slots: int, requests: Sequence[Request]) -> Rows:
     """Their prompts are in, but for the last token, which is fed first."""
     rows = _empty(slots)

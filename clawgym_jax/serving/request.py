@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clawgym_jax.core.errors import SamplerError
 from clawgym_jax.core.types import Completion, Finish, SamplingParams, Stop
 
 
@@ -81,7 +82,7 @@ class Request:
         )
 
 
-Finished = tuple[Request, Completion]
+Finished = tuple[Request, Completion | SamplerError]
 
 
 class Flight(NamedTuple):
@@ -93,6 +94,10 @@ class Flight(NamedTuple):
 
     def has(self, request: Request) -> bool:
         return self.requests.get(request.slot) is request
+
+    def among(self, running: dict[int, Request]) -> list[tuple[int, Request]]:
+        """Those that it was started for."""
+        return [(slot, r) for slot, r in running.items() if self.has(r)]
 
 
 @dataclass(slots=True)
@@ -124,7 +129,7 @@ class StopRule:
         self._decode = decode
 
     def verdict(self, r: Request) -> tuple[Finish | None, str | None]:
-        """After a token was added."""
+        """After a token was added. Raises SamplerError where the tokenizer fails."""
         if r.ids[-1] in r.stop.token_ids:
             return Finish.STOP, None
         found = self._stop_string(r) if r.stop.strings else None
@@ -140,6 +145,12 @@ class StopRule:
         """The stop string that the last token completed; earlier ones would have ended it."""
         assert self._decode is not None, "refused when the request came"
         longest = max(len(string.encode()) for string in r.stop.strings)  # a token is >= 1 byte
-        tail = self._decode(r.ids[-longest - 1 :])
+        try:
+            tail = self._decode(r.ids[-longest - 1 :])
+        except Exception as error:
+            raise SamplerError(
+                f"the tokenizer failed on the last tokens {r.ids[-longest - 1 :]} of a request "
+                f"with stop strings: {error!r}"
+            ) from error
         at = [(tail.find(string), string) for string in r.stop.strings if string in tail]
         return min(at)[1] if at else None

@@ -138,5 +138,5 @@ def test_one_request_alone_costs_one_row_and_many_the_same_tokens() -> None:
 
 
 def test_rows_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match="engine.decode_rows: expected integers >= 1"):
+    with pytest.raises(ConfigError, match=r"engine\.decode_rows: expected integers >= 1"):
         EngineConfig(decode_rows=(8, 0))

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from clawgym_jax.core.types import Completion, Finish
+from clawgym_jax.core.errors import SamplerError
+from clawgym_jax.core.types import Completion, Finish, Stop
 from clawgym_jax.serving.native_driver import NativeDriver
 from clawgym_jax.serving.request import Request
 from tests.serving.test_native_driver import ENGINE, PARAMS, go, prompt_of
@@ -92,3 +93,23 @@ def test_a_long_prompt_that_is_cancelled_is_not_prefilled_to_its_end(
     assert driver.stats.prefilled_tok == 32
     again = asyncio.run(go(driver, "again", prompt_of(1, 63), max_tok=1))
     assert again.cached_tok == 32  # what was computed serves the next one
+
+
+def test_a_tokenizer_that_fails_takes_its_own_request_only() -> None:
+    def fails(ids: Sequence[int]) -> str:
+        raise ValueError("no such id")
+
+    async def play(driver: NativeDriver) -> list[Completion | BaseException]:
+        jobs = [
+            go(driver, "stopped", prompt_of(0, 8), stop=Stop(strings=("x",))),
+            go(driver, "other", prompt_of(1, 8), seed=1),
+        ]
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    with NativeDriver(ENGINE, decode=fails) as driver:
+        driver.publish(PARAMS, 1)
+        for _ in range(2):  # its slot and its id are free again
+            stopped, other = asyncio.run(play(driver))
+            assert isinstance(stopped, SamplerError) and "no such id" in str(stopped)
+            assert isinstance(other, Completion) and len(other.ids) == 9
+        assert driver.stats.restarts == 0

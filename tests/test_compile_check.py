@@ -122,6 +122,26 @@ def test_the_paper_model_trains_and_serves_on_a_v5p_64() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+def test_the_paper_model_decodes_from_8_bit_keys_and_values() -> None:
+    """They are read as they are: no copy in another type, and less to move than in bfloat16."""
+    arguments = "--programs=decode,prefill", "--override=engine.cache_tok=0"
+    plain, found = (
+        paper("mix_grpo", "v5p:4x4x4", *arguments, f"--override=engine.kv_dtype={kind}")
+        for kind in ("model", "int8")
+    )
+    tokens = 12 * 16_384 + 6 * 32_768 + 2 * 65_536  # of all slots; a chip has one KV head
+    less = tokens * 48 * 2 * (2 * 128 - (128 + 4))
+    assert plain["decode_bytes"] - found["decode_bytes"] == less
+    for name in ("decode", "prefill"):
+        one, other = plain["programs"][name], found["programs"][name]
+        assert one["hbm_bytes"] - other["hbm_bytes"] > 0.9 * less
+        assert one["peak_bytes"] - other["peak_bytes"] > less
+    goals = {goal["name"]: goal["ok"] for goal in found["goals"]}
+    assert goals["decode: bytes moved / bytes that must be read"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_paper_model_trains_with_a_value_model_on_a_v5p_64() -> None:
     """PPO: two models of 30B and their moments, beside the serving copy; minutes on two cores."""
     found = paper("mix_ppo", "v5p:4x4x4", "--programs=accumulate,value_accumulate,decode")

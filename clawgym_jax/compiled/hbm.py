@@ -83,7 +83,7 @@ def _of_start(where: Computation, instruction: Instruction) -> int:
 
 def _of_fusion(module: Module, where: Computation, fusion: Instruction) -> int:
     body = module.computations[dict(fusion.called())["calls"]]
-    updated = _updated_in_place(body)
+    updated = _updated_in_place(module, body)
     total = 0
     for number, operand in enumerate(fusion.operands):
         shapes = where.instructions[operand].shapes
@@ -96,16 +96,16 @@ def _of_fusion(module: Module, where: Computation, fusion: Instruction) -> int:
     return total + written
 
 
-def _updated_in_place(body: Computation) -> dict[str, int]:
+def _updated_in_place(module: Module, body: Computation) -> dict[str, int]:
     """Parameters that the fusion's root updates, and under "" the bytes of all updates (twice)."""
     root = body.root
     roots = [body.instructions[o] for o in root.operands] if root.opcode == "tuple" else [root]
     found: dict[str, int] = {}
     for each in roots:
-        update = _behind(body, each)
+        update = _behind(module, body, each)
         if update.opcode != "dynamic-update-slice":
             return {}
-        target = _behind(body, body.instructions[update.operands[0]])
+        target = _behind(module, body, body.instructions[update.operands[0]])
         if target.opcode != "parameter":  # made here: all of it is written
             return {}
         size = 2 * _size(_plain(body.instructions[update.operands[1]].shapes))
@@ -155,11 +155,19 @@ def _parameter(body: Computation, number: int) -> Instruction:
     )
 
 
-def _behind(body: Computation, instruction: Instruction) -> Instruction:
-    """What an instruction passes on."""
-    while instruction.opcode in _PASSED_ON:
-        instruction = body.instructions[instruction.operands[0]]
-    return instruction
+def _behind(module: Module, body: Computation, instruction: Instruction) -> Instruction:
+    """What an instruction passes on; a fusion may do no more either (a view with other tiles)."""
+    while True:
+        place = 0
+        if instruction.opcode == "fusion":
+            inner = module.computations[dict(instruction.called())["calls"]]
+            source = _behind(module, inner, inner.root)
+            if source.opcode != "parameter":
+                return instruction
+            place = int(source.literal)
+        elif instruction.opcode not in _PASSED_ON:
+            return instruction
+        instruction = body.instructions[instruction.operands[place]]
 
 
 def _size(shapes: Iterable[Shape]) -> int:

@@ -4,6 +4,8 @@
 `attend_chunk`: a chunk of a prompt (prefill), in blocks of keys with a running softmax where the
 slot is long, so that no P x T scores are stored and blocks behind the chunk's end cost nothing; a
 47,000-token prompt is a matter of seconds then, not minutes.
+Keys and values may be integers with scales: products take the integers, scores and weights the
+scales.
 Not here: where keys and values are kept (`state`).
 Invariant: what a query gets depends on the keys up to its own position only.
 Axes: b rows, P queries, T keys, H query heads in KV groups of G, hd head width, S slots.
@@ -14,16 +16,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from clawgym_jax.serving.quantised import Kept, numbers, read, scaled
 
 BLOCK = 512  # keys of a block; slots up to this length are attended to at once
 _LOWEST = -1e30  # below any score, yet finite: differences of two of them are not NaN
 
 
 def attend_step(
-    q: jax.Array, k: jax.Array, v: jax.Array, past_k: jax.Array, past_v: jax.Array, mask: jax.Array
+    q: jax.Array, k: Kept, v: Kept, past_k: Kept, past_v: Kept, mask: jax.Array
 ) -> jax.Array:
     """One query per slot over its past and itself. q f[S,1,H,hd], k, v f[S,1,KV,hd],
     past f[S,KV,T,hd], mask bool[S,T].
@@ -31,15 +36,16 @@ def attend_step(
     Products in the cache's own type. (Written as multiply and reduce, a TPU's program writes the
     whole cache out in float32 first: 3 bytes for every byte of the cache beside the read itself.)
     """
-    return _step(_dot("skgd,sktd->skgt", *_grouped(q, past_k)), q, k, v, [past_v], mask)
+    scores = _dot("skgd,sktd->skgt", *_grouped(q, past_k))
+    return _step(scaled(scores, past_k), q, k, v, [past_v], mask)
 
 
 def attend_step_by_block(
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    past_k: Sequence[jax.Array],
-    past_v: Sequence[jax.Array],
+    k: Kept,
+    v: Kept,
+    past_k: Sequence[Kept],
+    past_v: Sequence[Kept],
     mask: jax.Array,
 ) -> jax.Array:
     """As `attend_step`, the past in blocks of tokens f[S,KV,t,hd], the scores query by query.
@@ -51,45 +57,52 @@ def attend_step_by_block(
     for block in past_k:
         grouped, keys = _grouped(q, block)
         each = [_dot("skd,sktd->skt", grouped[:, :, i], keys) for i in range(grouped.shape[2])]
-        scores.append(jnp.stack(each, axis=2))
+        scores.append(scaled(jnp.stack(each, axis=2), block))
     return _step(jnp.concatenate(scores, axis=-1), q, k, v, past_v, mask)
 
 
-def _grouped(q: jax.Array, past_k: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Queries f[S, KV, G, hd] by their keys, scaled, in the type of these; and the keys."""
+def _grouped(q: jax.Array, past_k: Kept) -> tuple[jax.Array, jax.Array]:
+    """Queries f[S, KV, G, hd] by their keys, over sqrt(hd), in the type of these; and the keys."""
     slots, _, heads, width = q.shape
-    kv = past_k.shape[1]
+    keys = numbers(past_k, q.dtype)
+    kv = keys.shape[1]
     grouped = q.reshape(slots, kv, heads // kv, width) / math.sqrt(width)
-    return grouped.astype(past_k.dtype), past_k
+    return grouped.astype(keys.dtype), keys
 
 
 def _step(
     past: jax.Array,  # f32[S, KV, G, T], scores
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    past_v: Sequence[jax.Array],
+    k: Kept,
+    v: Kept,
+    past_v: Sequence[Kept],
     mask: jax.Array,
 ) -> jax.Array:
     grouped = q.reshape(*past.shape[:3], -1) / math.sqrt(q.shape[-1])
-    own = _dot("skgd,skd->skg", grouped, k[:, 0])
+    own = scaled(_dot("skgd,skd->skg", grouped, numbers(k[:, 0], q.dtype)), k[:, 0, :, None])
     past = jnp.where(mask[:, None, None, :], past, -jnp.inf)
     peak = jnp.maximum(jnp.max(past, axis=-1), own)
     past, own = jnp.exp(past - peak[..., None]), jnp.exp(own - peak)
     total = jnp.sum(past, axis=-1) + own
     out, first = jnp.zeros((), jnp.float32), 0
     for block in past_v:
-        weights = past[..., first : first + block.shape[2]].astype(block.dtype)
-        out = out + _dot("skgt,sktd->skgd", weights, block)
+        weights, values = _weighted(past[..., first : first + block.shape[2]], block, q.dtype)
+        out = out + _dot("skgt,sktd->skgd", weights, values)
         first += block.shape[2]
-    out = (out + own[..., None] * v[:, 0, :, None]) / total[..., None]
+    out = (out + own[..., None] * read(v[:, 0, :, None])) / total[..., None]
     return out.astype(q.dtype).reshape(q.shape)
+
+
+def _weighted(weights: jax.Array, values: Kept, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """The factors of weights f32[b, KV, ..., t] times values f[b, KV, t, hd], of one type."""
+    factor = numbers(values, dtype)
+    return scaled(weights, values).astype(factor.dtype), factor
 
 
 def attend_chunk(
     q: jax.Array,  # f[b, P, H, hd]
-    past_k: jax.Array,  # f[b, KV, T, hd], the chunk's own keys included
-    past_v: jax.Array,  # f[b, KV, T, hd]
+    past_k: Kept,  # f[b, KV, T, hd], the chunk's own keys included
+    past_v: Kept,  # f[b, KV, T, hd]
     position: jax.Array,  # i32[b, P]
     block: int = BLOCK,
 ) -> jax.Array:
@@ -99,21 +112,19 @@ def attend_chunk(
     return _attend_in_blocks(q, past_k, past_v, position, block)
 
 
-def _attend_at_once(
-    q: jax.Array, past_k: jax.Array, past_v: jax.Array, position: jax.Array
-) -> jax.Array:
+def _attend_at_once(q: jax.Array, past_k: Kept, past_v: Kept, position: jax.Array) -> jax.Array:
     batch, size, heads, width = q.shape
     kv = past_k.shape[1]
     mask = jnp.arange(past_k.shape[2])[None, None, :] <= position[:, :, None]  # bool[b, P, T]
     grouped = q.reshape(batch, size, kv, heads // kv, width)
-    scores = jnp.einsum("bpkgd,bktd->bkgpt", grouped, past_k, preferred_element_type=jnp.float32)
+    scores = scaled(_dot("bpkgd,bktd->bkgpt", grouped, numbers(past_k, q.dtype)), past_k)
     scores = jnp.where(mask[:, None, None], scores / math.sqrt(width), -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(past_v.dtype)
-    return jnp.einsum("bkgpt,bktd->bpkgd", weights, past_v).reshape(q.shape)
+    weights, values = _weighted(jax.nn.softmax(scores, axis=-1), past_v, q.dtype)
+    return jnp.einsum("bkgpt,bktd->bpkgd", weights, values).reshape(q.shape)
 
 
 def _attend_in_blocks(
-    q: jax.Array, past_k: jax.Array, past_v: jax.Array, position: jax.Array, block: int
+    q: jax.Array, past_k: Kept, past_v: Kept, position: jax.Array, block: int
 ) -> jax.Array:
     batch, size, heads, width = q.shape
     kv = past_k.shape[1]
@@ -127,11 +138,12 @@ def _attend_in_blocks(
     def step(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         top, total, acc = carry
         seen = j * block + jnp.arange(block) <= seen_until
-        scores = _dot("bkqd,bktd->bkqt", queries, keys[j]) * scale
+        near = keys[j]
+        scores = scaled(_dot("bkqd,bktd->bkqt", queries, numbers(near, q.dtype)), near) * scale
         higher = jnp.maximum(top, jnp.max(jnp.where(seen, scores, _LOWEST), axis=-1))
         weights = jnp.where(seen, jnp.exp(scores - higher[..., None]), 0)
         shrink = jnp.exp(top - higher)
-        added = _dot("bkqt,bktd->bkqd", weights.astype(past_v.dtype), values[j])
+        added = _dot("bkqt,bktd->bkqd", *_weighted(weights, values[j], q.dtype))
         return (
             higher,
             total * shrink + jnp.sum(weights, axis=-1),
@@ -145,17 +157,17 @@ def _attend_in_blocks(
     )
     count = jnp.max(position) // block + 1  # blocks that some query sees
     _, total, acc = jax.lax.fori_loop(0, count, step, start)
-    out: jax.Array = (acc / total[..., None]).astype(past_v.dtype)
+    out: jax.Array = (acc / total[..., None]).astype(q.dtype)
     out = out.reshape(batch, kv, group, size, width)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 
 def attend_chunk_by_block(
     q: jax.Array,  # f[b, P, H, hd]
-    k: jax.Array,  # f[b, P, KV, hd], the chunk's own
-    v: jax.Array,
-    past_k: Sequence[jax.Array],  # f[b, KV, t, hd] each, one after another
-    past_v: Sequence[jax.Array],
+    k: Kept,  # f[b, P, KV, hd], the chunk's own
+    v: Kept,
+    past_k: Sequence[Kept],  # f[b, KV, t, hd] each, one after another
+    past_v: Sequence[Kept],
     starts: jax.Array,  # i32[b], how many of the past ones count
     block: int = 4 * BLOCK,
 ) -> jax.Array:
@@ -167,7 +179,7 @@ def attend_chunk_by_block(
     kv = k.shape[2]
     queries = q.reshape(batch, size, kv, heads // kv, width).transpose(0, 2, 3, 1, 4)
     queries = queries.reshape(batch, kv, -1, width) / math.sqrt(width)  # f[b, KV, G * P, hd]
-    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    keys, values = jax.tree.map(lambda x: x.swapaxes(1, 2), (k, v))
     order = jnp.arange(size)
     own = jnp.tile(order[:, None] >= order, (heads // kv, 1))  # bool[G * P, P]
     seen = _absorb(_nothing(queries), queries, keys, values, own)
@@ -181,7 +193,7 @@ def attend_chunk_by_block(
             seen = _absorb_in_parts(seen, queries, block_k, block_v, before, block)
         first += block_k.shape[2]
     _, total, acc = seen
-    out = (acc / total[..., None]).astype(v.dtype).reshape(batch, kv, heads // kv, size, width)
+    out = (acc / total[..., None]).astype(q.dtype).reshape(batch, kv, heads // kv, size, width)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 
@@ -199,15 +211,14 @@ def _below(count: jax.Array, size: int) -> jax.Array:
     return (jnp.arange(size) < count[:, None])[:, None, None]
 
 
-def _absorb(
-    seen: _Seen, queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
-) -> _Seen:
+def _absorb(seen: _Seen, queries: jax.Array, keys: Kept, values: Kept, mask: jax.Array) -> _Seen:
     """What queries f[b, KV, Q, hd] have seen, and keys f[b, KV, t, hd] on top of it."""
     top, total, acc = seen
-    scores = jnp.where(mask, _dot("bkqd,bktd->bkqt", queries, keys), -jnp.inf)
+    scores = scaled(_dot("bkqd,bktd->bkqt", queries, numbers(keys, queries.dtype)), keys)
+    scores = jnp.where(mask, scores, -jnp.inf)
     higher = jnp.maximum(top, jnp.max(scores, axis=-1))
     weights, shrink = jnp.exp(scores - higher[..., None]), jnp.exp(top - higher)
-    added = _dot("bkqt,bktd->bkqd", weights.astype(values.dtype), values)
+    added = _dot("bkqt,bktd->bkqd", *_weighted(weights, values, queries.dtype))
     total = total * shrink + jnp.sum(weights, axis=-1)
     return higher, total, acc * shrink[..., None] + added
 
@@ -215,8 +226,8 @@ def _absorb(
 def _absorb_in_parts(
     seen: _Seen,
     queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
+    keys: Kept,
+    values: Kept,
     before: jax.Array,
     size: int,
 ) -> _Seen:
@@ -230,11 +241,16 @@ def _absorb_in_parts(
     return out
 
 
-def _by_block(x: jax.Array, block: int) -> jax.Array:
+def _by_block(x: Kept, block: int) -> Kept:
     """f[b, KV, T, hd] to f[n, b, KV, block, hd], padded to whole blocks."""
-    batch, kv, length, width = x.shape
-    x = jnp.pad(x, ((0, 0), (0, 0), (0, -length % block), (0, 0)))
-    return x.reshape(batch, kv, -1, block, width).transpose(2, 0, 1, 3, 4)
+
+    def one(x: jax.Array) -> jax.Array:
+        batch, kv, length, *width = x.shape
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, -length % block), *((0, 0) for _ in width)))
+        return jnp.moveaxis(x.reshape(batch, kv, -1, block, *width), 2, 0)
+
+    out: Kept = jax.tree.map(one, x)
+    return out
 
 
 def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

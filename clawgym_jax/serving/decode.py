@@ -9,6 +9,7 @@ Axes: see `state`; R rows of a step, r those of a room, T' the length up to whic
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from clawgym_jax.serving import pieces
 from clawgym_jax.serving.attention import attend_step, attend_step_by_block
 from clawgym_jax.serving.pieces import Cache
 from clawgym_jax.serving.programs import Forms
+from clawgym_jax.serving.quantised import Kept, slice_of
 from clawgym_jax.serving.sampling import Draw, Knobs, draw
 from clawgym_jax.serving.state import Array, DecodeState, Room
 
@@ -62,10 +64,11 @@ def generate(
     picked = jnp.asarray(slots) if sum(counts) < len(state.last) else None
     parts = _parts(rooms, counts, picked)
     step = _step(state, rooms, counts, picked)
+    keep = functools.partial(pieces.kept, state.k[0])
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
+    def attend(q: jax.Array, k: Any, v: Any, layer: Any) -> tuple[jax.Array, Any]:
         # The layer is picked here, so that it is read in place; the scan would copy it.
-        outs = []
+        k, v, outs = keep(k), keep(v), []
         for part, bucket, keys, values in zip(parts, buckets, state.k, state.v, strict=True):
             if not bucket:
                 outs.append(jnp.zeros_like(q[part.rows]))
@@ -146,8 +149,8 @@ def _by_slot(x: jax.Array, picked: jax.Array, slots: int) -> jax.Array:
 
 def _attend_whole(
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: Kept,
+    v: Kept,
     past_k: Cache,
     past_v: Cache,
     layer: jax.Array,
@@ -160,12 +163,11 @@ def _attend_whole(
     if slots is None:
         keys, values = (x[layer, :count, :, :bucket] for x in (keys, values))
         return attend_step(q, k, v, keys, values, mask)
-    size = (1, 1, keys.shape[2], bucket, keys.shape[4])
+    size = (1, 1, keys.shape[2], bucket)
 
-    def one(row: tuple[jax.Array, ...]) -> jax.Array:
+    def one(row: tuple[Any, ...]) -> jax.Array:
         slot, q, k, v, seen = (x[None] for x in row)
-        at = (layer, slot[0], 0, 0, 0)
-        own_k, own_v = (jax.lax.dynamic_slice(x, at, size)[0] for x in (keys, values))
+        own_k, own_v = (slice_of(x, (layer, slot[0], 0, 0), size)[0] for x in (keys, values))
         return attend_step(q, k, v, own_k, own_v, seen)[0]
 
     out: jax.Array = jax.lax.map(one, (slots, q, k, v, mask))
@@ -174,8 +176,8 @@ def _attend_whole(
 
 def _attend_pieces(
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: Kept,
+    v: Kept,
     past_k: Cache,
     past_v: Cache,
     layer: jax.Array,
@@ -185,7 +187,9 @@ def _attend_pieces(
     """Where all slots attend, so does scratch: pieces are taken as they are."""
     count, bucket = mask.shape
     if slots is None:
-        q, k, v, mask = (jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1)) for x in (q, k, v, mask))
+        q, k, v, mask = jax.tree.map(
+            lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1)), (q, k, v, mask)
+        )
 
     def branch(number: int) -> Callable[..., jax.Array]:
         keys, values = (pieces.first_blocks(past, number, bucket) for past in (past_k, past_v))

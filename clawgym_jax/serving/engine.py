@@ -26,9 +26,10 @@ from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.model.config import Qwen3Config
 from clawgym_jax.model.parallel_serving import ServingParallel
 from clawgym_jax.model.qwen3 import Qwen3
-from clawgym_jax.serving import decode, mesh, moves, pieces, programs
+from clawgym_jax.serving import decode, mesh, moves, pieces, programs, quantised
 from clawgym_jax.serving.pieces import Cache
 from clawgym_jax.serving.programs import Scores
+from clawgym_jax.serving.quantised import Kept
 from clawgym_jax.serving.sampling import Draw, Knobs
 from clawgym_jax.serving.state import DecodeState, EngineConfig, Prefill, Room, Rows
 
@@ -81,6 +82,7 @@ class Engine:
         self._restore = jax.jit(moves.restore, donate_argnums=(0,), static_argnums=(4,))
         self._mend = jax.jit(moves.mend, donate_argnums=(0,))
         self._load = mesh.loader(parallel, model.dtype)
+        self._kept = jnp.int8 if config.kv_dtype == "int8" else model.dtype
 
     @property
     def max_concurrent_decodes(self) -> int:
@@ -94,7 +96,7 @@ class Engine:
     def token_bytes(self) -> int:
         """Keys and values of one token, on all chips together."""
         m = self.model
-        return 2 * m.num_layers * m.num_kv_heads * m.head_dim * np.dtype(m.dtype).itemsize
+        return 2 * m.num_layers * m.num_kv_heads * quantised.token_bytes(m.head_dim, self._kept)
 
     def load_params(self, params: Params) -> Params:
         """A copy of the trainer's parameters in the layout and types that the programs expect."""
@@ -122,11 +124,11 @@ class Engine:
         def cache(room: Room) -> Cache:
             edges = [n for n in sorted({*self.config.kv_buckets}) if n < room.tokens]
             cuts = [*edges, room.tokens] if self.copies_first else []
-            return pieces.empty(shape(room.slots, room.tokens), m.dtype, cuts)
+            return pieces.empty(shape(room.slots, room.tokens), self._kept, cuts)
 
-        def pool() -> jax.Array | None:
-            pages = self.config.pages
-            return jnp.zeros(shape(pages, self.config.page_tok), m.dtype) if pages else None
+        def pool() -> Kept | None:
+            pages, size = self.config.pages, self.config.page_tok
+            return quantised.zeros(shape(pages, size), self._kept) if pages else None
 
         return DecodeState(
             k=tuple(cache(room) for room in self.rooms),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from clawgym_jax.serving import pieces
 from clawgym_jax.serving.pieces import Cache
+from clawgym_jax.serving.quantised import Kept, slice_of, with_slice
 from clawgym_jax.serving.state import Array, DecodeState
 
 
@@ -31,16 +32,15 @@ def save(
 ) -> DecodeState:
     """Copies `count` pages of a slot, from its page `first` on, to `pages` i32[T / page]."""
 
-    def one(pool: jax.Array, cache: Cache) -> jax.Array:
+    def one(pool: Kept, cache: Cache) -> Kept:
         keys, slot = _row(cache, at_slot)
-        size = (pool.shape[0], 1, *pool.shape[2:])
+        size = (pool.shape[0], 1, *pool.shape[2:4])
 
-        def page(i: jax.Array, pool: jax.Array) -> jax.Array:
-            at = (0, slot, 0, (first + i) * size[3], 0)
-            taken = jax.lax.dynamic_slice(keys, at, size)
-            return jax.lax.dynamic_update_slice(pool, taken, (0, pages[i], 0, 0, 0))
+        def page(i: jax.Array, pool: Kept) -> Kept:
+            taken = slice_of(keys, (0, slot, 0, (first + i) * size[3]), size)
+            return with_slice(pool, taken, (0, pages[i], 0, 0))
 
-        out: jax.Array = jax.lax.fori_loop(0, count, page, pool)
+        out: Kept = jax.lax.fori_loop(0, count, page, pool)
         return out
 
     assert state.pool_k is not None and state.pool_v is not None
@@ -54,15 +54,15 @@ def restore(
 ) -> DecodeState:
     """Copies `count` pages to the beginning of a slot."""
 
-    def one(cache: Cache, pool: jax.Array) -> Cache:
+    def one(cache: Cache, pool: Kept) -> Cache:
         keys, slot = _row(cache, at_slot)
+        size = (pool.shape[0], 1, *pool.shape[2:4])
 
-        def page(i: jax.Array, keys: jax.Array) -> jax.Array:
-            taken = jax.lax.dynamic_slice_in_dim(pool, pages[i], 1, axis=1)
-            at = (0, slot, 0, i * pool.shape[3], 0)
-            return jax.lax.dynamic_update_slice(keys, taken, at)
+        def page(i: jax.Array, keys: Kept) -> Kept:
+            taken = slice_of(pool, (0, pages[i], 0, 0), size)
+            return with_slice(keys, taken, (0, slot, 0, i * size[3]))
 
-        out: jax.Array = jax.lax.fori_loop(0, count, page, keys)
+        out: Kept = jax.lax.fori_loop(0, count, page, keys)
         return ((out,),) if pieces.is_whole(cache) else pieces.put_one(cache, out, at_slot)
 
     assert state.pool_k is not None and state.pool_v is not None
@@ -82,8 +82,8 @@ def mend(state: DecodeState) -> DecodeState:
     return mended
 
 
-def _row(cache: Cache, slot: Array) -> tuple[jax.Array, Array]:
-    """An array f[L, S, KV, T, hd] with a slot's keys, and the slot's number in it."""
+def _row(cache: Cache, slot: Array) -> tuple[Kept, Array]:
+    """One piece f[L, S, KV, T, hd] with a slot's keys, and the slot's number in it."""
     if pieces.is_whole(cache):
         return cache[0][0], slot
     return pieces.take_one(cache, slot, pieces.tokens(cache)), 0

@@ -4,6 +4,7 @@ A TPU's program reads parts of an array in place; there a room is one piece. A C
 what it takes from an array before it multiplies, which costs more than the product; there every
 layer is a piece of its own, and so is every stretch of tokens between two attention lengths: what a
 decode step reads are whole arrays then.
+A piece is an array, or integers with their scales (`quantised`); the last axis is never cut.
 Not here: programs (`programs`), what attention computes (`attention`).
 Invariant: all functions give the same for any cut.
 Axes: see `state`; T' a bucket, l layers and t tokens of a piece.
@@ -17,23 +18,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from clawgym_jax.serving import quantised
+from clawgym_jax.serving.quantised import Kept, with_entries, with_slice
+
 Array = Any  # numpy on the way in, traced inside a program
-Cache = tuple[tuple[jax.Array, ...], ...]  # by layers, then by tokens: f[l, S + 1, KV, t, hd]
-Write = Callable[[jax.Array, jax.Array, Array, Array | None], jax.Array]
+Cache = tuple[tuple[Kept, ...], ...]  # by layers, then by tokens: f[l, S + 1, KV, t, hd]
+Write = Callable[[Kept, Kept, Array, Array | None], Kept]
 
 
 def empty(shape: tuple[int, int, int, int, int], dtype: Any, edges: Sequence[int]) -> Cache:
     """Zeros for f[L, S + 1, KV, T, hd].
 
-    edges: where the tokens are cut; T is the last. (): neither they nor the layers are.
+    dtype: int8 for integers with scales. edges: where the tokens are cut; T is the last. ():
+    neither they nor the layers are.
     """
     layers, slots, heads, _, width = shape
     if not edges:
-        return ((jnp.zeros(shape, dtype),),)
+        return ((quantised.zeros(shape, dtype),),)
     firsts = [0, *edges[:-1]]
     return tuple(
         tuple(
-            jnp.zeros((1, slots, heads, end - first, width), dtype)
+            quantised.zeros((1, slots, heads, end - first, width), dtype)
             for first, end in zip(firsts, edges, strict=True)
         )
         for _ in range(layers)
@@ -55,33 +60,38 @@ def layers(cache: Cache) -> int:
     return sum(blocks[0].shape[0] for blocks in cache)
 
 
-def take(cache: Cache, slots: Array, bucket: int) -> jax.Array:
+def kept(cache: Cache, x: jax.Array) -> Kept:
+    """f[..., hd] as the cache keeps it."""
+    return quantised.kept_as(cache[0][0], x)
+
+
+def take(cache: Cache, slots: Array, bucket: int) -> Kept:
     """f[L, b, KV, T', hd] of slots i32[b]."""
     return _joined(cache, bucket, lambda piece, size: piece[:, slots, :, :size])
 
 
-def take_one(cache: Cache, slot: Array, bucket: int) -> jax.Array:
+def take_one(cache: Cache, slot: Array, bucket: int) -> Kept:
     """f[L, 1, KV, T', hd] of a slot."""
 
-    def part(piece: jax.Array, size: int) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(piece, slot, 1, axis=1)[:, :, :, :size]
+    def part(piece: Kept, size: int) -> Kept:
+        row: Kept = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, slot, 1, axis=1), piece)
+        return row[:, :, :, :size]
 
     return _joined(cache, bucket, part)
 
 
-def put(cache: Cache, new: jax.Array, slots: Array, write: Write) -> Cache:
+def put(cache: Cache, new: Kept, slots: Array, write: Write) -> Cache:
     """With `new` f[L, b, KV, T', hd] as the beginning of slots i32[b]."""
     return _with(cache, new, lambda piece, part: write(piece, part, slots, None))
 
 
-def put_one(cache: Cache, new: jax.Array, slot: Array) -> Cache:
+def put_one(cache: Cache, new: Kept, slot: Array) -> Cache:
     """With `new` f[L, 1, KV, T', hd] as the beginning of a slot."""
-    at = (0, slot, 0, 0, 0)
-    return _with(cache, new, lambda piece, part: jax.lax.dynamic_update_slice(piece, part, at))
+    return _with(cache, new, lambda piece, part: with_slice(piece, part, (0, slot, 0, 0)))
 
 
 def put_token(
-    cache: Cache, new: jax.Array, rows: Array, position: Array, bucket: int, write: Write
+    cache: Cache, new: Kept, rows: Array, position: Array, bucket: int, write: Write
 ) -> Cache:
     """With `new` f[L, S, KV, 1, hd] at `position` i32[S] < T' of slots `rows` i32[S]."""
     if is_whole(cache):
@@ -97,7 +107,7 @@ def put_token(
     return tuple(out)
 
 
-def put_chunk(cache: Cache, new: jax.Array, slots: Array, starts: Array, bucket: int) -> Cache:
+def put_chunk(cache: Cache, new: Kept, slots: Array, starts: Array, bucket: int) -> Cache:
     """With `new` f[L, b, P, KV, hd] from `starts` i32[b] <= T' on in slots i32[b]; pieces only."""
     reach, out = bucket + new.shape[2], []
     position = jnp.asarray(starts)[:, None] + jnp.arange(new.shape[2])
@@ -108,17 +118,17 @@ def put_chunk(cache: Cache, new: jax.Array, slots: Array, starts: Array, bucket:
             inside = (position >= first) & (position < first + size)
             at = jnp.where(inside, position - first, size)  # outside: not written
             place = 0, jnp.asarray(slots)[:, None], slice(None), at
-            written[i] = blocks[i].at[place].set(new[layer], mode="drop")
+            written[i] = with_entries(blocks[i], new[layer], place, mode="drop")
         out.append(tuple(written))
     return tuple(out)
 
 
-def first_blocks(cache: Cache, layer: int, bucket: int) -> list[jax.Array]:
+def first_blocks(cache: Cache, layer: int, bucket: int) -> list[Kept]:
     """f[S + 1, KV, t, hd] of a layer's pieces up to T', which is where one ends; pieces only."""
     return [cache[layer][i][0] for i, _ in enumerate(_blocks(cache[layer], bucket))]
 
 
-def _blocks(blocks: Sequence[jax.Array], bucket: int) -> Iterator[tuple[int, int]]:
+def _blocks(blocks: Sequence[Kept], bucket: int) -> Iterator[tuple[int, int]]:
     """(first token, how many of them are below T') of the pieces that have any."""
     first = 0
     for piece in blocks:
@@ -127,7 +137,7 @@ def _blocks(blocks: Sequence[jax.Array], bucket: int) -> Iterator[tuple[int, int
         first += piece.shape[3]
 
 
-def _joined(cache: Cache, bucket: int, part: Callable[[jax.Array, int], jax.Array]) -> jax.Array:
+def _joined(cache: Cache, bucket: int, part: Callable[[Kept, int], Kept]) -> Kept:
     rows = [
         _concatenate([part(blocks[i], n) for i, (_, n) in enumerate(_blocks(blocks, bucket))], 3)
         for blocks in cache
@@ -135,13 +145,14 @@ def _joined(cache: Cache, bucket: int, part: Callable[[jax.Array, int], jax.Arra
     return _concatenate(rows, 0)
 
 
-def _concatenate(parts: list[jax.Array], axis: int) -> jax.Array:
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
+def _concatenate(parts: list[Kept], axis: int) -> Kept:
+    if len(parts) == 1:
+        return parts[0]
+    joined: Kept = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)
+    return joined
 
 
-def _with(
-    cache: Cache, new: jax.Array, write: Callable[[jax.Array, jax.Array], jax.Array]
-) -> Cache:
+def _with(cache: Cache, new: Kept, write: Callable[[Kept, Kept], Kept]) -> Cache:
     out, layer = [], 0
     for blocks in cache:
         written, count = list(blocks), blocks[0].shape[0]

@@ -24,6 +24,7 @@ from clawgym_jax.serving.attention import (
 )
 from clawgym_jax.serving.moves import replaced
 from clawgym_jax.serving.pieces import Cache
+from clawgym_jax.serving.quantised import Kept, slice_of, with_entries, with_slice
 from clawgym_jax.serving.state import Array, DecodeState, Prefill, Rows
 
 Params = Any
@@ -44,29 +45,31 @@ def insert(state: DecodeState, rows: Rows) -> DecodeState:
     )
 
 
-def scatter(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | None) -> jax.Array:
+def scatter(cache: Kept, new: Kept, slots: Array, starts: Array | None) -> Kept:
     """`cache` f[L, S, KV, T, hd] with `new` f[L, b, KV, P, hd] at [:, slots, :, starts:starts + P].
 
     P is 1, or starts is None: from 0 on.
     """
     if starts is None:
-        return cache.at[:, slots, :, : new.shape[3]].set(new)
+        at = slice(None), slots, slice(None), slice(new.shape[3])
+        return with_entries(cache, new, at)
     heads = jnp.arange(cache.shape[2])
-    return cache.at[:, jnp.asarray(slots)[:, None], heads, jnp.asarray(starts)[:, None]].set(
-        new[:, :, :, 0]
-    )
+    place = slice(None), jnp.asarray(slots)[:, None], heads, jnp.asarray(starts)[:, None]
+    return with_entries(cache, new[:, :, :, 0], place)
 
 
-def write_rows(cache: jax.Array, new: jax.Array, slots: Array, starts: Array | None) -> jax.Array:
+def write_rows(cache: Kept, new: Kept, slots: Array, starts: Array | None) -> Kept:
     """As `scatter`, one slot after another."""
     slots = jnp.asarray(slots)
     starts = jnp.zeros_like(slots) if starts is None else jnp.asarray(starts)
 
-    def one(row: jax.Array, cache: jax.Array) -> jax.Array:
-        part = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=1)
-        return jax.lax.dynamic_update_slice(cache, part, (0, slots[row], 0, starts[row], 0))
+    def one(row: jax.Array, cache: Kept) -> Kept:
+        size = new.shape[0], 1, *new.shape[2:4]
+        return with_slice(
+            cache, slice_of(new, (0, row, 0, 0), size), (0, slots[row], 0, starts[row])
+        )
 
-    out: jax.Array = jax.lax.fori_loop(0, new.shape[1], one, cache)
+    out: Kept = jax.lax.fori_loop(0, new.shape[1], one, cache)
     return out
 
 
@@ -125,8 +128,10 @@ def _fill_whole(
     rows = jnp.arange(batch.tokens.shape[0])[:, None]
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        past_k = cache[0].at[rows, :, position].set(k, mode="drop")
-        past_v = cache[1].at[rows, :, position].set(v, mode="drop")
+        past_k, past_v = (
+            with_entries(past, pieces.kept(keys, new), (rows, slice(None), position), mode="drop")
+            for past, new in zip(cache, (k, v), strict=True)
+        )
         return attend_chunk(q, past_k, past_v, position), (past_k, past_v)
 
     out = run(attend, tuple(pieces.take(x, batch.sources, bucket) for x in (keys, values)))
@@ -147,9 +152,11 @@ def _fill_pieces(
     """The prefixes are in their slots already (`copy`); T' covers them and only them."""
     slots, starts = jnp.asarray(batch.slots), jnp.asarray(batch.starts)
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: Any) -> tuple[jax.Array, Any]:
+    def attend(q: jax.Array, k: Any, v: Any, layer: Any) -> tuple[jax.Array, Any]:
+        k, v = pieces.kept(keys, k), pieces.kept(values, v)
+
         def branch(number: int) -> Callable[..., jax.Array]:
-            def attend_to(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            def attend_to(q: jax.Array, k: Kept, v: Kept) -> jax.Array:
                 past_k, past_v = (
                     [block[slots] for block in pieces.first_blocks(x, number, bucket)]
                     for x in (keys, values)

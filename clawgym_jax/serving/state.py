@@ -17,9 +17,11 @@ import jax
 
 from clawgym_jax.core.errors import ConfigError
 from clawgym_jax.serving.pieces import Cache
+from clawgym_jax.serving.quantised import Kept
 from clawgym_jax.serving.sampling import Knobs
 
 SwapPolicy = Literal["drain", "continue", "abort"]
+KvDtype = Literal["model", "int8"]
 _NUMBERS = "slots", "window_tok", "prefill_batch", "prefill_budget_tok", "page_tok", "cache_tok"
 _LENGTHS = "prefill_chunks", "decode_rows", "kv_buckets", "room_slots", "room_tok"
 Array = Any  # numpy on the way in, traced inside a program
@@ -48,6 +50,7 @@ class EngineConfig:
     cache_tok: int = 0  # pool of the prefix cache beside what the slots keep; 0 = none
     page_tok: int = 64  # of the pool
     prefill_budget_tok: int = 1 << 20  # prefilled between two steps that decode; whole chunks
+    kv_dtype: KvDtype = "model"  # of keys and values: the model's type, or int8 with scales
     routing: bool = False  # completions carry the experts of every token
     swap_policy: SwapPolicy = "drain"  # of requests in flight: see rounds
 
@@ -62,6 +65,11 @@ class EngineConfig:
             raise ConfigError(
                 f"engine.swap_policy: expected one of {get_args(SwapPolicy)}, got "
                 f"{self.swap_policy!r}"
+            )
+        if self.kv_dtype not in get_args(KvDtype):
+            raise ConfigError(
+                f"engine.kv_dtype: expected one of {get_args(KvDtype)}, got {self.kv_dtype!r}; "
+                'set "model" to keep keys and values in the model\'s type'
             )
         self._check_rooms()
         if self.cache_tok and any(room.tokens % self.page_tok for room in self.rooms):
@@ -124,8 +132,8 @@ class DecodeState(NamedTuple):
 
     k: tuple[Cache, ...]  # f[L, S + 1, KV, T, hd] of each room, whole or in pieces
     v: tuple[Cache, ...]
-    pool_k: jax.Array | None  # f[L, N + 1, KV, page, hd]
-    pool_v: jax.Array | None
+    pool_k: Kept | None  # f[L, N + 1, KV, page, hd]
+    pool_v: Kept | None
     length: jax.Array  # i32[S], tokens with keys and values
     last: jax.Array  # i32[S], the token to feed next
     active: jax.Array  # bool[S]

@@ -148,8 +148,8 @@ def _check(batches: Sequence[Minibatch], limit: float) -> dict[str, float]:
             f"the engine's and the trainer's log-probs differ by {worst:.2e}, expected at most "
             f"{limit:.0e}: a splice, an offset or stale keys and values; compare "
             "episodes with launch/report.py --calls before training on them. Where they were "
-            "sampled by other weights (an offline run of another configuration) it has to be so: "
-            "set loop.reinforce.max_logprob_gap=0"
+            "sampled by other weights (an offline run of another configuration), or with "
+            "engine.kv_dtype=int8, it has to be so: set loop.reinforce.max_logprob_gap=0"
         )
     count = [int(arrays.mask.sum()) for arrays in parts]
     total = sum(n * g["logprob_gap_mean"] for n, g in zip(count, gaps, strict=True))

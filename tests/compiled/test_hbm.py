@@ -69,6 +69,12 @@ ON_CHIP = "f32[1,128]{1,0:S(1)}"
             "  ROOT %o = f32[64,128] dynamic-update-slice(%a, %u, %b, %b)",
             "f32[64,128]{1,0}", 2 * ROW, id="a-row-updated-in-place",
         ),
+        pytest.param(  # int8 has other tiles where it is updated
+            "  %q = f32[64,128] fusion(%a), kind=kLoop, calls=%pass\n"
+            "  %u = f32[1,128] constant({...})\n"
+            "  ROOT %o = f32[64,128] dynamic-update-slice(%q, %u, %b, %b)",
+            "f32[64,128]{1,0}", 2 * ROW, id="a-row-of-what-an-inner-fusion-passes-on-updated",
+        ),
         pytest.param(
             "  %z = f32[] constant(0)\n  %w = f32[64,128] broadcast(%z), dimensions={}\n"
             "  %u = f32[1,128] dynamic-slice(%a, %b, %b)\n"

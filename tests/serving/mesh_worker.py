@@ -1,11 +1,12 @@
 """Plays the same requests on one device and on meshes; one JSON line a mesh.
 
-python -m tests.serving.mesh_worker "moe 2x2" ...      (with 8 CPU devices)
+python -m tests.serving.mesh_worker "moe 2x2" "dense 1x2 int8" ...      (with 8 CPU devices)
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 from typing import Any
@@ -51,7 +52,8 @@ def play(driver: NativeDriver) -> tuple[list[Completion], Completion, int]:
 
 def main() -> None:
     for case in sys.argv[1:]:
-        kind, shape = case.split()
+        kind, shape, *kept = case.split()
+        config = dataclasses.replace(CONFIG, kv_dtype=kept[0]) if kept else CONFIG
         model = MOE if kind == "moe" else DENSE
         expert, tensor = (int(part) for part in shape.split("x"))
         alone_graph, params = init(model, jax.random.key(3))
@@ -60,7 +62,7 @@ def main() -> None:
         parallel = ServingParallel(mesh)
         graph, shapes = abstract(model, parallel=parallel)
         check(model, shapes, mesh, SERVING)
-        one, many = Engine(alone_graph, model, CONFIG), Engine(graph, model, CONFIG, parallel)
+        one, many = Engine(alone_graph, model, config), Engine(graph, model, config, parallel)
         with NativeDriver(one) as a, NativeDriver(many) as b:
             a.publish(params, 1)
             b.publish(params, 1)
@@ -88,8 +90,9 @@ def shares(engine: Engine, params: Any) -> dict[str, int]:
             found["experts"] = leaf.addressable_shards[0].data.shape[1]
         if "embed" in _names(path):
             found["vocabulary"] = leaf.addressable_shards[0].data.shape[0]
-    keys = jax.tree.leaves(engine.init_decode_state().k)[0]
-    return found | {"kv_heads": keys.addressable_shards[0].data.shape[2]}
+    keys = jax.tree.leaves(engine.init_decode_state().k)  # and their scales, if they have any
+    heads = {leaf.addressable_shards[0].data.shape[2] for leaf in keys}
+    return found | {"kv_heads": heads.pop(), "kinds": len({leaf.dtype for leaf in keys})}
 
 
 def _names(path: Any) -> list[str]:

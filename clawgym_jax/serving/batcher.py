@@ -20,7 +20,7 @@ import numpy as np
 from clawgym_jax.core.errors import SamplerError
 from clawgym_jax.core.types import Completion, Finish
 from clawgym_jax.serving import padded
-from clawgym_jax.serving.engine import Engine, Prefill
+from clawgym_jax.serving.engine import Engine
 from clawgym_jax.serving.padded import Suffix
 from clawgym_jax.serving.places import Places
 from clawgym_jax.serving.prefix_cache import PrefixCache
@@ -169,12 +169,7 @@ class Batcher:
         return sorted(rooms.items())
 
     def _fill_room(self, room: int, rows: Sequence[Request]) -> None:
-        size = self._engine.chunk_for(max(r.left_tok for r in rows))
-        parts = [padded.unfilled(r, size) for r in rows]
-        batch = self._padded(parts, size, room)
-        self._state, (_, experts) = self._engine.prefill(
-            self._params, self._state, batch, room=room
-        )
+        parts, _, experts = self._prefill(room, [padded.unfilled(r) for r in rows])
         for i, (r, part) in enumerate(zip(rows, parts, strict=True)):
             if r.source >= 0:
                 self._routes.copy(r.source, r.slot, r.filled_tok)
@@ -194,9 +189,18 @@ class Batcher:
         self._activate([r for r in through if r.forced is None])
         self._score(scored)
 
-    def _padded(self, rows: Sequence[Suffix], size: int, room: int) -> Prefill:
+    def _prefill(
+        self, room: int, rows: Sequence[Suffix], score: bool = False
+    ) -> tuple[list[Suffix], Any, jax.Array | None]:
+        """As much of the suffixes as the largest chunk holds, with (scores, experts)."""
         engine = self._engine
-        return padded.suffixes(rows, engine.config.prefill_batch, size, engine.rooms[room])
+        size = engine.chunk_for(max(len(row.tokens) for row in rows))
+        parts = [row.first(size) for row in rows]
+        batch = padded.suffixes(parts, engine.config.prefill_batch, size, engine.rooms[room])
+        self._state, (scores, experts) = engine.prefill(
+            self._params, self._state, batch, score, room
+        )
+        return parts, scores, experts
 
     def _score(self, requests: Sequence[Request]) -> None:
         """Teacher-forces the ids of `requests` and ends them."""
@@ -207,12 +211,7 @@ class Batcher:
             self._finish(r, Finish.STOP)
 
     def _score_chunk(self, room: int, requests: Sequence[Request]) -> None:
-        size = self._engine.chunk_for(max(len(r.targets) - len(r.ids) for r in requests))
-        rows = [padded.forced(r, size) for r in requests]
-        batch = self._padded(rows, size, room)
-        self._state, (scores, experts) = self._engine.prefill(
-            self._params, self._state, batch, score=True, room=room
-        )
+        rows, scores, experts = self._prefill(room, [padded.forced(r) for r in requests], True)
         logprobs, raw = (x.tolist() for x in self._from_device(scores))
         for i, (r, row) in enumerate(zip(requests, rows, strict=True)):
             self._routes.put(r.slot, row.start, experts, i, len(row.tokens))
@@ -266,9 +265,7 @@ class Batcher:
         drawn, experts = self._from_device((tuple(drawn), experts))
         ids, logprobs, raw = (x.tolist() for x in drawn)
         lively = flight.among(self.running)
-        self.stats.steps += 1
-        self.stats.slot_steps += len(lively)
-        self.stats.sampled_tok += len(lively)
+        self.stats.stepped(len(lively))
         now_s = time.perf_counter()
         ended: list[Request] = []
         for slot, r in lively:

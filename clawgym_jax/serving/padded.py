@@ -28,6 +28,10 @@ class Suffix(NamedTuple):
     targets: np.ndarray = NO_TOKENS  # i32[n] when scoring
     temperature: float = 1.0
 
+    def first(self, size: int) -> Suffix:
+        """At most `size` tokens of it."""
+        return self._replace(tokens=self.tokens[:size], targets=self.targets[:size])
+
 
 def suffixes(rows: Sequence[Suffix], b: int, size: int, room: Room) -> Prefill:
     """Slots are counted within the room; at most b rows of at most `size` tokens."""
@@ -48,19 +52,17 @@ def suffixes(rows: Sequence[Suffix], b: int, size: int, room: Room) -> Prefill:
     return batch
 
 
-def unfilled(r: Request, size: int) -> Suffix:
-    """The next tokens of a prompt, at most `size`; its last one is fed by the first step."""
-    n, at = min(size, r.left_tok), r.filled_tok
+def unfilled(r: Request) -> Suffix:
+    """What is left of a prompt; its last token is fed by the first step."""
     source = r.source if r.source >= 0 else r.slot
-    return Suffix(r.slot, source, at, r.prompt[at : at + n])
+    return Suffix(r.slot, source, r.filled_tok, r.prompt[r.filled_tok : -1])
 
 
-def forced(r: Request, size: int) -> Suffix:
-    """The next tokens, at most `size`, that a request is scored for."""
+def forced(r: Request) -> Suffix:
+    """What a request is still to be scored for."""
     at, ids = len(r.ids), r.targets
-    fed = np.concatenate([r.prompt[-1:], ids[:-1]])[at : at + size]
-    start, targets = len(r.prompt) - 1 + at, ids[at : at + size]
-    return Suffix(r.slot, r.slot, start, fed, targets, r.params.temperature)
+    fed = np.concatenate([r.prompt[-1:], ids[:-1]])[at:]
+    return Suffix(r.slot, r.slot, len(r.prompt) - 1 + at, fed, ids[at:], r.params.temperature)
 
 
 def starting(slots: int, requests: Sequence[Request]) -> Rows:

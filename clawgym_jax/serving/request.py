@@ -120,6 +120,12 @@ class DriverStats:
     device_s: float = 0.0  # of it, waiting for the device
     idle_s: float = 0.0
 
+    def stepped(self, busy: int) -> None:
+        """A decode step gave `busy` requests a token."""
+        self.steps += 1
+        self.slot_steps += busy
+        self.sampled_tok += busy
+
 
 class StopRule:
     """What ends a completion besides its length."""

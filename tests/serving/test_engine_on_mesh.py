@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(1000)  # the first test waits for all meshes
 MESHES = ("moe 1x2", "moe 2x2", "moe 4x2", "moe 8x1", "dense 1x2", "dense 2x2", "dense 1x2 int8")
 
 
@@ -26,7 +27,7 @@ def measured() -> dict[str, dict[str, Any]]:
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from clawgym_jax.core.errors import SamplerError
 from clawgym_jax.core.types import Completion, Finish
@@ -89,10 +88,8 @@ class Batcher:
         """Those of the waiting requests that `admit` takes now; none when a step is due."""
         if not self._may_prefill:
             return []
-        window = self._engine.config.window_tok
-        needs = [min(request.need_tok, window) for request in waiting]
-        chosen = self._table.choose(needs)[: self._engine.config.prefill_batch]
-        return [waiting[i] for i in chosen]
+        chosen = self._table.choose([request.need_tok for request in waiting])
+        return [waiting[i] for i in chosen[: self._engine.config.prefill_batch]]
 
     def stop(self, requests: Sequence[Request]) -> list[Finished]:
         """Ends requests early, with what they have."""
@@ -112,15 +109,12 @@ class Batcher:
         now_s = time.perf_counter()
         copying: list[Request] = []  # prefixes of slots in the same room: copied while prefilling
         for request in requests:
-            need_tok = min(request.need_tok, self._engine.config.window_tok)
-            claim = self._table.claim(request.prompt, need_tok)
+            claim = self._table.claim(request.prompt, request.need_tok)
             assert claim is not None, "more requests were admitted than there is room"
             request.slot = claim.slot
             request.filled_tok = request.cached_tok = claim.prefix_tok
             self.filling[claim.slot] = request
-            self.stats.requests += 1
-            self.stats.queue_s += max(now_s - request.arrived_s, 0.0)
-            self.stats.cached_tok += claim.prefix_tok
+            self.stats.admitted(max(now_s - request.arrived_s, 0.0), claim.prefix_tok)
             if self._places.at_once(claim):
                 self._fill(copying)  # before what they copy from is written over
                 copying = []
@@ -223,10 +217,9 @@ class Batcher:
             rows = padded.starting(self._engine.config.slots, requests)
             self._state = self._engine.insert(self._state, rows)
 
-    def _deactivate(self, requests: Iterable[Request]) -> None:
-        slots = [r.slot for r in requests]
-        if slots:
-            rows = padded.stopping(self._engine.config.slots, slots)
+    def _deactivate(self, requests: Sequence[Request]) -> None:
+        if requests:
+            rows = padded.stopping(self._engine.config.slots, [r.slot for r in requests])
             self._state = self._engine.insert(self._state, rows)
 
     def step(self) -> list[Finished]:
@@ -235,10 +228,9 @@ class Batcher:
         With `run_ahead`, requests that were activated since the last step get theirs with the next.
         """
         self._budget_tok = self._engine.config.prefill_budget_tok
-        flight = self._flight
+        flight, self._flight = self._flight, None
         if flight is None or not flight.among(self.running):
             flight = self._launch(None)
-        self._flight = None
         if self._run_ahead and any(not self._ends_with(flight, r) for r in self.running.values()):
             self._flight = self._launch(flight)
         self._land(flight)
@@ -271,8 +263,7 @@ class Batcher:
         for slot, r in lively:
             self._routes.put_step(slot, len(r.prompt) - 1 + len(r.ids), experts)
             if not r.ids:
-                self.stats.first_tokens += 1
-                self.stats.first_token_s += max(now_s - r.arrived_s, 0.0)
+                self.stats.began(max(now_s - r.arrived_s, 0.0))
             r.take(ids[slot], logprobs[slot], raw[slot], flight.version)
             if self._ends(r):
                 ended.append(r)
@@ -298,15 +289,12 @@ class Batcher:
 
     def _finish(self, r: Request, finish: Finish, stop_string: str | None = None) -> None:
         """Ends a request with what it has."""
-        known = len(r.prompt) + len(r.ids) - 1 if r.ids else r.filled_tok
-        routing = self._routes.of(r.slot, known, len(r.prompt) + len(r.ids))
+        routing = self._routes.of(r.slot, len(r.known), len(r.prompt) + len(r.ids))
         self._end(r, r.completion(finish, stop_string, routing))
 
     def _end(self, r: Request, result: Completion | SamplerError) -> None:
         """Its slot keeps what it computed."""
-        known = np.concatenate([r.prompt, np.array(r.ids[:-1], np.int32)])
-        kept = known if r.ids else r.prompt[: r.filled_tok]
-        self._table.release(r.slot, NO_TOKENS if r.mixed else kept)
+        self._table.release(r.slot, NO_TOKENS if r.mixed else r.known)
         self._ended.append((r, result))
         self.running.pop(r.slot, None)
         self.filling.pop(r.slot, None)

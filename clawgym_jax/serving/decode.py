@@ -74,9 +74,9 @@ def generate(
                 outs.append(jnp.zeros_like(q[part.rows]))
                 continue
             mask = jnp.arange(bucket)[None, :] < step.position[part.rows, None]  # bool[r, T']
+            own = q[part.rows], k[part.rows], v[part.rows], mask
             attend_to = _attend_pieces if forms.cut else _attend_whole
-            own = q[part.rows], k[part.rows], v[part.rows]
-            outs.append(attend_to(*own, keys, values, layer, mask, part.slots))
+            outs.append(attend_to(own, (keys, values), layer, part.slots))
         return jnp.concatenate(outs), (k[:, 0], v[:, 0])
 
     layers = jnp.arange(pieces.layers(state.k[0]))
@@ -147,18 +147,15 @@ def _by_slot(x: jax.Array, picked: jax.Array, slots: int) -> jax.Array:
     return jnp.zeros((slots, *x.shape[1:]), x.dtype).at[picked].set(x, mode="drop")
 
 
+_Own = tuple[jax.Array, Kept, Kept, jax.Array]  # of the rows: q, k, v, and the mask bool[r, T']
+
+
 def _attend_whole(
-    q: jax.Array,
-    k: Kept,
-    v: Kept,
-    past_k: Cache,
-    past_v: Cache,
-    layer: jax.Array,
-    mask: jax.Array,
-    slots: jax.Array | None,
+    own: _Own, past: tuple[Cache, Cache], layer: jax.Array, slots: jax.Array | None
 ) -> jax.Array:
     """Picked slots one by one: a TPU reads a slice in place; for a gather it copies everything."""
-    (keys,), (values,) = past_k[0], past_v[0]
+    q, k, v, mask = own
+    (keys,), (values,) = (cache[0] for cache in past)
     count, bucket = mask.shape
     if slots is None:
         keys, values = (x[layer, :count, :, :bucket] for x in (keys, values))
@@ -166,36 +163,27 @@ def _attend_whole(
     size = (1, 1, keys.shape[2], bucket)
 
     def one(row: tuple[Any, ...]) -> jax.Array:
-        slot, q, k, v, seen = (x[None] for x in row)
-        own_k, own_v = (slice_of(x, (layer, slot[0], 0, 0), size)[0] for x in (keys, values))
-        return attend_step(q, k, v, own_k, own_v, seen)[0]
+        slot, (q, k, v, mask) = row[0], (x[None] for x in row[1:])
+        near_k, near_v = (slice_of(x, (layer, slot, 0, 0), size)[0] for x in (keys, values))
+        return attend_step(q, k, v, near_k, near_v, mask)[0]
 
-    out: jax.Array = jax.lax.map(one, (slots, q, k, v, mask))
+    out: jax.Array = jax.lax.map(one, (slots, *own))
     return out
 
 
 def _attend_pieces(
-    q: jax.Array,
-    k: Kept,
-    v: Kept,
-    past_k: Cache,
-    past_v: Cache,
-    layer: jax.Array,
-    mask: jax.Array,
-    slots: jax.Array | None,
+    own: _Own, past: tuple[Cache, Cache], layer: jax.Array, slots: jax.Array | None
 ) -> jax.Array:
     """Where all slots attend, so does scratch: pieces are taken as they are."""
-    count, bucket = mask.shape
+    count, bucket = own[-1].shape
     if slots is None:
-        q, k, v, mask = jax.tree.map(
-            lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1)), (q, k, v, mask)
-        )
+        own = jax.tree.map(lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1)), own)
 
     def branch(number: int) -> Callable[..., jax.Array]:
-        keys, values = (pieces.first_blocks(past, number, bucket) for past in (past_k, past_v))
+        keys, values = (pieces.first_blocks(cache, number, bucket) for cache in past)
         if slots is not None:
-            keys, values = ([block[slots] for block in past] for past in (keys, values))
-        return lambda q, k, v: attend_step_by_block(q, k, v, keys, values, mask)
+            keys, values = ([block[slots] for block in blocks] for blocks in (keys, values))
+        return lambda q, k, v, mask: attend_step_by_block(q, k, v, keys, values, mask)
 
-    out: jax.Array = jax.lax.switch(layer, [branch(i) for i in range(len(past_k))], q, k, v)
+    out: jax.Array = jax.lax.switch(layer, [branch(i) for i in range(len(past[0]))], *own)
     return out[:count]

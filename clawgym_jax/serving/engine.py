@@ -233,18 +233,15 @@ class Engine:
         slots, counts = np.arange(self.config.slots), [room.slots for room in self.rooms]
         if busy is None or not self.config.decode_rows:
             return slots, tuple(counts)
-        parts = []
+        rows: list[int] = []
         for i, room in enumerate(self.rooms):
-            last = room.first + room.slots
-            here = sorted(slot for slot in busy if room.first <= slot < last)
+            every = range(room.first, room.first + room.slots)
+            here = sorted(slot for slot in busy if slot in every)
             fitting = [n for n in (0, *self.config.decode_rows) if len(here) <= n < room.slots]
             counts[i] = min(fitting, default=room.slots)
-            all_of_it = counts[i] == room.slots
-            part = np.arange(room.first, last) if all_of_it else np.full(counts[i], len(slots))
-            if not all_of_it:
-                part[: len(here)] = here
-            parts.append(part)
-        return np.concatenate(parts), tuple(counts)
+            padding = [len(slots)] * (counts[i] - len(here))
+            rows += every if counts[i] == room.slots else [*here, *padding]
+        return np.array(rows), tuple(counts)
 
     def copy(
         self, state: DecodeState, source: tuple[int, int], target: tuple[int, int], tokens: int

@@ -18,10 +18,7 @@ from flax import nnx
 
 from clawgym_jax.model.qwen3 import Output, Qwen3, all_logits, apply
 from clawgym_jax.serving import pieces
-from clawgym_jax.serving.attention import (
-    attend_chunk,
-    attend_chunk_by_block,
-)
+from clawgym_jax.serving.attention import attend_chunk, attend_chunk_by_block
 from clawgym_jax.serving.moves import replaced
 from clawgym_jax.serving.pieces import Cache
 from clawgym_jax.serving.quantised import Kept, slice_of, with_entries, with_slice
@@ -103,8 +100,11 @@ def prefill(
     run = functools.partial(
         apply, graphdef, params, jnp.asarray(batch.tokens), position, want_routing=routing
     )
-    fill = _fill_pieces if forms.cut else _fill_whole
-    out, keys, values = fill(run, forms, keys, values, batch, position, bucket)
+    if forms.cut:
+        out, keys, values = _fill_pieces(run, keys, values, batch, bucket)
+    else:
+        where = batch, position, bucket, forms.write
+        out, keys, values = _fill_whole(run, keys, values, *where)
     state = state._replace(k=replaced(state.k, room, keys), v=replaced(state.v, room, values))
     experts = out.routing.astype(jnp.uint8) if out.routing is not None else None
     if not score:
@@ -117,12 +117,12 @@ def prefill(
 
 def _fill_whole(
     run: Callable[..., Output],
-    forms: Forms,
     keys: Cache,
     values: Cache,
     batch: Prefill,
     position: jax.Array,
     bucket: int,
+    write: pieces.Write,
 ) -> tuple[Output, Cache, Cache]:
     """Prefixes and suffixes are written together; T' covers both."""
     rows = jnp.arange(batch.tokens.shape[0])[:, None]
@@ -136,18 +136,12 @@ def _fill_whole(
 
     out = run(attend, tuple(pieces.take(x, batch.sources, bucket) for x in (keys, values)))
     new_k, new_v = out.cache
-    keys = pieces.put(keys, new_k, batch.slots, forms.write)
-    return out, keys, pieces.put(values, new_v, batch.slots, forms.write)
+    keys = pieces.put(keys, new_k, batch.slots, write)
+    return out, keys, pieces.put(values, new_v, batch.slots, write)
 
 
 def _fill_pieces(
-    run: Callable[..., Output],
-    forms: Forms,
-    keys: Cache,
-    values: Cache,
-    batch: Prefill,
-    position: jax.Array,
-    bucket: int,
+    run: Callable[..., Output], keys: Cache, values: Cache, batch: Prefill, bucket: int
 ) -> tuple[Output, Cache, Cache]:
     """The prefixes are in their slots already (`copy`); T' covers them and only them."""
     slots, starts = jnp.asarray(batch.slots), jnp.asarray(batch.starts)

@@ -52,6 +52,13 @@ class Request:
         return len(self.prompt) - 1 - self.filled_tok
 
     @property
+    def known(self) -> np.ndarray:
+        """i32[n], its tokens that have keys and values."""
+        if not self.ids:
+            return self.prompt[: self.filled_tok]
+        return np.concatenate([self.prompt, np.array(self.ids[:-1], np.int32)])
+
+    @property
     def targets(self) -> np.ndarray:
         """i32[C], the ids that it is scored for; none where it samples."""
         return self.forced if self.forced is not None else np.zeros(0, np.int32)
@@ -119,6 +126,17 @@ class DriverStats:
     busy_s: float = 0.0  # thread time with work at hand
     device_s: float = 0.0  # of it, waiting for the device
     idle_s: float = 0.0
+
+    def admitted(self, waited_s: float, cached_tok: int) -> None:
+        """A request got a slot, with so many tokens of its prompt."""
+        self.requests += 1
+        self.queue_s += waited_s
+        self.cached_tok += cached_tok
+
+    def began(self, after_s: float) -> None:
+        """A request got its first token."""
+        self.first_tokens += 1
+        self.first_token_s += after_s
 
     def stepped(self, busy: int) -> None:
         """A decode step gave `busy` requests a token."""

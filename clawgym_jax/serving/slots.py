@@ -71,7 +71,8 @@ class SlotTable:
         return chosen
 
     def claim(self, prompt: np.ndarray, need_tok: int) -> Claim | None:
-        """Takes the shortest free slot that holds `need_tok`; None if there is none.
+        """Takes the shortest free slot that holds `need_tok`, or one of the longest where none
+        does; None if there is none.
 
         At least the prompt's last token is left to be computed: it yields the first logits.
         """

@@ -35,7 +35,7 @@ class Room(NamedTuple):
     tokens: int  # T
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)  # a place that moves must not change what a caller meant
 class EngineConfig:
     """Static shapes of the engine."""
 

@@ -1,10 +1,11 @@
-"""What a decode step and a prefill cost on this machine, by slots, length and rows.
+"""What a decode step and a prefill cost on this machine, by slots, length and requests.
 
     python experiments/bench/engine.py [--quick]
 
-The shipped tiny model, all slots busy at the given length; prefill of one chunk for one row and
-for eight rows in one program. Best and median of the repeats, in one run, so that the ratios hold
-on a noisy machine. No goal: figures to choose shapes by. The last line is a JSON object.
+The shipped tiny model, all slots busy at the given length; of 32 slots also few of them, in a
+program for so many (`decode_rows`), and at a length that a harness has; prefill of one chunk for
+one row and for eight rows in one program. Best and median of the repeats, in one run, so that the
+ratios hold on a noisy machine. No goal: figures to choose shapes by. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ WINDOW_TOK = 768
 SLOTS = (16, 32, 48)
 LENGTHS_TOK = (100, 350, 700)
 CHUNKS_TOK = (32, 64, 128, 384)
+FEW = (1, 2, 8)  # requests, of 32 slots
+LONG_TOK = 1500
 
 
 def times_ms(once: Callable[[], Any], repeats: int) -> dict[str, float]:
@@ -48,20 +52,25 @@ def times_ms(once: Callable[[], Any], repeats: int) -> dict[str, float]:
     return {"best_ms": round(min(taken), 2), "median_ms": round(statistics.median(taken), 2)}
 
 
-def busy_rows(slots: int, length_tok: int) -> Rows:
-    """Every slot decodes at `length_tok`."""
+def busy_rows(slots: int, length_tok: int, busy: int | None = None) -> Rows:
+    """The first `busy` slots decode at `length_tok`; None: all of them."""
+    active = np.arange(slots) < (slots if busy is None else busy)
     full, ones = np.full(slots, True), np.ones(slots, np.float32)
     zeros = np.zeros(slots, np.int32)
     knobs = Knobs(ones, ones, zeros, np.zeros(slots, np.float32), zeros.astype(np.uint32), zeros)
-    return Rows(full, np.full(slots, length_tok, np.int32), zeros, full, knobs)
+    return Rows(full, np.full(slots, length_tok, np.int32), zeros, active, knobs)
 
 
-def decode_ms(engine: Engine, params: Any, length_tok: int, repeats: int) -> dict[str, float]:
-    state = engine.insert(engine.init_decode_state(), busy_rows(engine.config.slots, length_tok))
+def decode_ms(
+    engine: Engine, params: Any, length_tok: int, repeats: int, busy: int | None = None
+) -> dict[str, float]:
+    rows = busy_rows(engine.config.slots, length_tok, busy)
+    state = engine.insert(engine.init_decode_state(), rows)
+    slots = np.flatnonzero(rows.active).tolist()
 
     def once() -> Any:
         nonlocal state
-        state, drawn = engine.generate(params, state, length_tok + repeats + 1)
+        state, drawn = engine.generate(params, state, length_tok + repeats + 1, slots)
         return drawn
 
     return times_ms(once, repeats)
@@ -100,14 +109,25 @@ def main(argv: list[str]) -> None:
 
 def measure(repeats: int) -> Iterator[dict[str, Any]]:
     model, graph, params = hf_weights.read(model_folder(TINY_BASE))
+    shapes = EngineConfig(
+        window_tok=WINDOW_TOK,
+        prefill_batch=1,
+        prefill_chunks=CHUNKS_TOK,
+        kv_buckets=(256, 384, 512),
+    )
     for slots in SLOTS:
-        buckets = (256, 384, 512)
-        engine = Engine(graph, model, EngineConfig(slots, WINDOW_TOK, 1, CHUNKS_TOK, buckets))
+        engine = Engine(graph, model, replace(shapes, slots=slots))
         for length in LENGTHS_TOK:
             found = decode_ms(engine, params, length, min(repeats, WINDOW_TOK - length - 2))
             yield {"part": "decode", "slots": slots, "length_tok": length, **found}
+    longer = replace(shapes, slots=32, window_tok=2048, kv_buckets=(256, 1792), decode_rows=FEW)
+    engine = Engine(graph, model, longer)
+    for length in (LENGTHS_TOK[0], LONG_TOK):
+        for busy in (*FEW, 32):
+            found = decode_ms(engine, params, length, min(repeats, 100), busy)
+            yield {"part": "decode", "slots": 32, "busy": busy, "length_tok": length, **found}
     for prompts in (1, 8):
-        engine = Engine(graph, model, EngineConfig(16, WINDOW_TOK, prompts, CHUNKS_TOK, (384,)))
+        engine = Engine(graph, model, replace(shapes, slots=16, prefill_batch=prompts))
         for chunk in CHUNKS_TOK:
             found = prefill_ms(engine, params, chunk, repeats)
             yield {"part": "prefill", "prompts": prompts, "chunk_tok": chunk, **found}

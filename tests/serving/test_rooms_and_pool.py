@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
@@ -42,7 +41,7 @@ WITH_ROOMS = EngineConfig(
 )
 ENGINE = Engine(GRAPH, MODEL, WITH_ROOMS)
 ROW_WRITER = Engine(GRAPH, MODEL, WITH_ROOMS, forms=programs.TPU)
-FEW_ROWS = Engine(GRAPH, MODEL, dataclasses.replace(WITH_ROOMS, decode_rows=(1, 2)))
+FEW_ROWS = Engine(GRAPH, MODEL, replace(WITH_ROOMS, decode_rows=(1, 2)))
 ONE_ROOM = Engine(GRAPH, MODEL, EngineConfig(slots=4, window_tok=64, prefill_chunks=(4, 16)))
 
 

@@ -30,7 +30,7 @@ TINY = ExperimentConfig(
     engine=EngineConfig(
         slots=32,
         window_tok=768,
-        prefill_batch=1,  # on a CPU a batch costs as much as its rows one by one
+        prefill_batch=1,  # a CPU computes all rows of a batch, also those where nobody waits
         prefill_chunks=(32, 64, 128, 384),
         kv_buckets=(256, 384, 512),
     ),
